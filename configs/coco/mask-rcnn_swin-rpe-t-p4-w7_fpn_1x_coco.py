@@ -1,0 +1,12 @@
+_base_ = 'mmdet::swin/mask-rcnn_swin-t-p4-w7_fpn_1x_coco.py'
+custom_imports = dict(imports=['swin_rpe_mm'], allow_failed_imports=False)
+
+pretrained = 'https://github.com/SwinTransformer/storage/releases/download/v1.0.0/swin_tiny_patch4_window7_224.pth'
+model = dict(
+    data_preprocessor=dict(type='swin_rpe_mm.DetDataPreprocessor'),
+    backbone=dict(
+        _delete_=True,
+        type='swin_rpe_mm.SwinRPE',
+        arch='tiny',
+        drop_path_rate=0.2,
+        init_cfg=dict(type='Pretrained', checkpoint=pretrained)))
