@@ -1,0 +1,50 @@
+"""State dicts of other projects in the layout of mm's Swin, which is ours.
+
+A layout is recognised by its keys. What is already in our layout passes through unchanged, so converting twice does
+nothing.
+"""
+from typing import Dict
+
+from torch import Tensor
+
+# buffers that other projects save and that follow from the window alone
+_DERIVED = ('attn_mask', 'relative_coords_table')
+
+
+def to_mm_layout(state_dict: Dict[str, Tensor]) -> Dict[str, Tensor]:
+    """Convert a backbone's state dict, its keys without any prefix.
+
+    Understands mm's own layout and that of microsoft/Swin-Transformer and its detection and segmentation
+    repositories: ``layers.i.blocks.j.{attn,mlp}``, ``patch_embed.proj``, patches merged token by token.
+
+    Args:
+        state_dict (dict[str, Tensor]): Weights by name.
+
+    Returns:
+        dict[str, Tensor]: The same weights under mm's names, without derived buffers and the classifier's head.
+    """
+    state_dict = {key: value for key, value in state_dict.items() if key.rsplit('.', 1)[-1] not in _DERIVED}
+    if not any(key.startswith('layers.') and '.blocks.' in key for key in state_dict):
+        return state_dict
+    return {
+        _mm_name(key): _mm_order(key, value)
+        for key, value in state_dict.items() if not key.startswith(('head.', 'norm.'))
+    }
+
+
+def _mm_name(key: str) -> str:
+    for old, new in (('layers.', 'stages.'), ('patch_embed.proj.', 'patch_embed.projection.')):
+        if key.startswith(old):
+            key = new + key[len(old):]
+    for old, new in (('.attn.', '.attn.w_msa.'), ('.mlp.fc1.', '.ffn.layers.0.0.'), ('.mlp.fc2.', '.ffn.layers.1.')):
+        key = key.replace(old, new)
+    return key
+
+
+def _mm_order(key: str, value: Tensor) -> Tensor:
+    """Patch merging joins the tokens (0,0), (1,0), (0,1), (1,1) one after the other; nn.Unfold goes through
+    (0,0), (0,1), (1,0), (1,1) for each channel."""
+    if '.downsample.norm.' in key or key.endswith('.downsample.reduction.weight'):
+        by_token = value.unflatten(-1, (4, -1))[..., [0, 2, 1, 3], :]
+        return by_token.transpose(-2, -1).flatten(-2)
+    return value

@@ -1,0 +1,3 @@
+from .swin_rpe import SwinRPE
+
+__all__ = ['SwinRPE']

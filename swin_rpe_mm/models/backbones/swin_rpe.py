@@ -1,0 +1,282 @@
+"""Swin Transformer (arXiv 2103.14030, figure 3) for dense prediction."""
+from typing import List, Optional, Sequence, Tuple, Union
+
+import torch
+import torch.nn.functional as F
+from mmcv.cnn import build_norm_layer
+from mmengine.logging import print_log
+from mmengine.model import BaseModule, ModuleList
+from mmengine.model.weight_init import constant_init, trunc_normal_, trunc_normal_init
+from mmengine.runner.checkpoint import CheckpointLoader
+from torch import Tensor, nn
+
+from ...checkpoints import LoadReport, to_mm_layout, unwrap
+from ...errors import InputError
+from ...padding import get_extents, merge_extents, zero_outside
+from ...registry import MODELS, register_everywhere
+from ..layers import PatchEmbed, PatchMerging, SwinStage, WindowAttention
+from .arguments import check_arguments
+
+Size = Tuple[int, int]
+IntOrPair = Union[int, Size]
+
+
+@register_everywhere(MODELS)
+class SwinRPE(BaseModule):
+    """Swin Transformer with masks that know about padding and a choice of relative position encodings.
+
+    Takes every argument of mmdet's ``SwinTransformer``, has the layout of its state dict and gives outputs of the
+    same shapes. With ``mask_padding=False`` it computes the same numbers.
+
+    Args:
+        arch (str): ``nano``, ``tiny``, ``small``, ``base`` or ``large``: gives ``embed_dims``, ``depths`` and
+            ``num_heads`` where they are None.
+        rpe (dict, optional): The relative position encoding, ``dict(type=...)``; None for none.
+        mask_padding (bool): True keeps padding out of attention: neither the zeros that fill a map up to whole
+            windows nor those that fill an image up to its batch carry any weight, and an image's features do not
+            depend on what it is batched with. Outputs are zero outside an image's extent. The extents are read from
+            the batch (:func:`swin_rpe_mm.attach_extents`; our data preprocessors do it). False treats padding as
+            content, as mmdet and mmseg do.
+        window_size (int | tuple[int, int] | list): Window in tokens: a side, a pair ``(h, w)``, or a list with one
+            of these per stage.
+        shift_covered_axes (bool): Whether windows shift along an axis that one window covers, as mmdet, mmseg and
+            the official detection and segmentation code do. timm, torchvision and the official classification code
+            do not.
+        attn_backend (str): ``sdpa`` for PyTorch's fused attention, ``eager`` for the written-out reference.
+        pretrain_img_size (int | tuple[int, int]): Image size the absolute position embedding is made for.
+        in_channels (int): Channels of the image.
+        embed_dims (int, optional): Channels of the first stage; each further stage has twice as many.
+        patch_size (int | tuple[int, int]): Patch in pixels.
+        mlp_ratio (float): Hidden channels of an MLP per channel.
+        depths, num_heads (Sequence[int], optional): Blocks and attention heads per stage.
+        strides (Sequence[int]): The patch size, then the step of each patch merging.
+        out_indices (Sequence[int]): Stages that are returned. Later stages are not built.
+        qkv_bias (bool): Whether q, k and v have a bias.
+        qk_scale (float, optional): Scale of the logits; None means ``head_dim ** -0.5``.
+        patch_norm (bool): Whether patch embedding and patch merging have a norm.
+        drop_rate, attn_drop_rate (float): Dropout of features and of attention weights.
+        drop_path_rate (float): Drop path of the last block; rises linearly from 0. Drops whole images.
+        use_abs_pos_embed (bool): Whether to add an absolute position embedding, interpolated to each image's size.
+        act_cfg, norm_cfg (dict): Activation of the MLPs, and norms; None means GELU and LN.
+        with_cp (bool): Recompute blocks in the backward pass to save memory.
+        pretrained (str, optional): Deprecated in mm; the same as a ``Pretrained`` ``init_cfg``.
+        convert_weights (bool): Accepted for mm's configs; a checkpoint's layout is recognised by itself.
+        frozen_stages (int): 0 freezes the patch embedding, ``i`` also the first ``i`` stages; -1 nothing.
+        init_cfg (dict, optional): ``dict(type='Pretrained', checkpoint=FILE_OR_URL)``, or any of mmengine's.
+
+    Raises:
+        InputError: If an argument is mistyped or does not fit the others.
+    """
+
+    def __init__(self,
+                 pretrain_img_size: IntOrPair = 224,
+                 in_channels: int = 3,
+                 embed_dims: Optional[int] = None,
+                 patch_size: IntOrPair = 4,
+                 window_size: Union[IntOrPair, List[IntOrPair]] = 7,
+                 mlp_ratio: float = 4,
+                 depths: Optional[Sequence[int]] = None,
+                 num_heads: Optional[Sequence[int]] = None,
+                 strides: Sequence[IntOrPair] = (4, 2, 2, 2),
+                 out_indices: Sequence[int] = (0, 1, 2, 3),
+                 qkv_bias: bool = True,
+                 qk_scale: Optional[float] = None,
+                 patch_norm: bool = True,
+                 drop_rate: float = 0.,
+                 attn_drop_rate: float = 0.,
+                 drop_path_rate: float = 0.1,
+                 use_abs_pos_embed: bool = False,
+                 act_cfg: Optional[dict] = None,
+                 norm_cfg: Optional[dict] = None,
+                 with_cp: bool = False,
+                 pretrained: Optional[str] = None,
+                 convert_weights: bool = False,
+                 frozen_stages: int = -1,
+                 init_cfg: Optional[dict] = None,
+                 *,
+                 arch: str = 'tiny',
+                 rpe: Optional[dict] = dict(type='TableRPE'),
+                 mask_padding: bool = True,
+                 shift_covered_axes: bool = True,
+                 attn_backend: str = 'sdpa'):
+        if pretrained is not None:
+            if init_cfg is not None:
+                raise InputError('pretrained and init_cfg cannot both be given; init_cfg alone is enough')
+            init_cfg = dict(type='Pretrained', checkpoint=pretrained)
+        super().__init__(init_cfg=init_cfg)
+        arguments = check_arguments(arch, embed_dims, depths, num_heads, window_size, patch_size, strides,
+                                    pretrain_img_size, out_indices, rpe, attn_backend, drop_path_rate, frozen_stages)
+        norm_cfg = norm_cfg or dict(type='LN')
+        self.mask_padding = mask_padding
+        self.patch_size = arguments.patch_size
+        self.out_indices = arguments.out_indices
+        self.num_features = arguments.num_features
+        self.frozen_stages = frozen_stages
+
+        self.patch_embed = PatchEmbed(in_channels, arguments.embed_dims, self.patch_size,
+                                      norm_cfg if patch_norm else None)
+        self.absolute_pos_embed = None
+        if use_abs_pos_embed:
+            self.pos_embed_size = tuple(
+                side // patch for side, patch in zip(arguments.pretrain_size, self.patch_size))
+            tokens = self.pos_embed_size[0] * self.pos_embed_size[1]
+            self.absolute_pos_embed = nn.Parameter(torch.zeros(1, tokens, arguments.embed_dims))
+        self.drop_after_pos = nn.Dropout(drop_rate)
+
+        # what no output depends on is not built: it would never get a gradient, which DDP takes for a mistake
+        depths = arguments.depths
+        rates = torch.linspace(0, drop_path_rate, sum(depths)).split(depths)
+        self.stages = ModuleList()
+        for i, channels in enumerate(self.num_features[:max(self.out_indices) + 1]):
+            downsample = None
+            if i < max(self.out_indices):
+                downsample = PatchMerging(channels, 2 * channels, arguments.merge_strides[i],
+                                          norm_cfg if patch_norm else None)
+            self.stages.append(
+                SwinStage(
+                    channels,
+                    arguments.window_sizes[i],
+                    rates[i].tolist(),
+                    downsample,
+                    mask_padding,
+                    shift_covered_axes,
+                    num_heads=arguments.num_heads[i],
+                    feedforward_channels=int(mlp_ratio * channels),
+                    rpe=rpe,
+                    qkv_bias=qkv_bias,
+                    qk_scale=qk_scale,
+                    drop_rate=drop_rate,
+                    attn_drop_rate=attn_drop_rate,
+                    attn_backend=attn_backend,
+                    act_cfg=act_cfg or dict(type='GELU'),
+                    norm_cfg=norm_cfg,
+                    with_cp=with_cp))
+        for i in self.out_indices:
+            self.add_module(f'norm{i}', build_norm_layer(norm_cfg, self.num_features[i])[1])
+
+        self._register_load_state_dict_pre_hook(_convert_on_load, with_module=True)
+        self._freeze_stages()
+
+    def forward(self, images: Tensor) -> Tuple[Tensor, ...]:
+        """
+        Args:
+            images (Tensor): ``(B, in_channels, H, W)``, H and W of any size from 1, with or without extents.
+
+        Returns:
+            tuple[Tensor, ...]: For each of ``out_indices`` a map ``(B, C_i, H_i, W_i)``; sides are rounded up at
+            every stride.
+
+        Raises:
+            InputError: If the images have no pixels.
+        """
+        size = tuple(images.shape[-2:])
+        if 0 in size:
+            raise InputError(f'the images of the batch have the size {size[0]}x{size[1]}; height and width must be at '
+                             'least 1')
+        extents = get_extents(images) if self.mask_padding else None
+        if extents is None:
+            extents = (size, ) * len(images)
+        images = zero_outside(images, extents)
+        tokens, size = self.patch_embed(images)
+        extents = merge_extents(extents, self.patch_size)
+        if self.absolute_pos_embed is not None:
+            tokens = tokens + self._position_embedding(size, extents)
+        tokens = self.drop_after_pos(tokens)
+
+        outs = {}
+        for i, stage in enumerate(self.stages):
+            tokens = stage(tokens, size, extents)
+            if i in self.out_indices:
+                maps = getattr(self, f'norm{i}')(tokens).transpose(1, 2).unflatten(2, size).contiguous()
+                outs[i] = zero_outside(maps, extents)
+            if stage.downsample is not None:
+                tokens, size = stage.downsample(tokens, size)
+                extents = merge_extents(extents, stage.downsample.stride)
+        return tuple(outs[i] for i in sorted(outs))
+
+    def _position_embedding(self, size: Size, extents: Tuple[Size, ...]) -> Tensor:
+        """The absolute position embedding stretched over each image's extent, ``(B, H * W, C)``."""
+        grid = self.absolute_pos_embed.transpose(1, 2).unflatten(2, self.pos_embed_size)
+        by_extent = {}
+        for extent in set(extents):
+            fitted = grid if extent == self.pos_embed_size else F.interpolate(
+                grid, size=extent, mode='bicubic', align_corners=False)
+            by_extent[extent] = F.pad(fitted, (0, size[1] - extent[1], 0, size[0] - extent[0]))
+        return torch.cat([by_extent[extent] for extent in extents]).flatten(2).transpose(1, 2)
+
+    def train(self, mode: bool = True) -> 'SwinRPE':
+        """Set training mode, but for the frozen stages."""
+        super().train(mode)
+        self._freeze_stages()
+        return self
+
+    def _freeze_stages(self) -> None:
+        if self.frozen_stages < 0:
+            return
+        frozen = [self.patch_embed, self.drop_after_pos, *self.stages[:self.frozen_stages]]
+        frozen += [getattr(self, f'norm{i}') for i in self.out_indices if i < self.frozen_stages]
+        for module in frozen:
+            module.eval().requires_grad_(False)
+        if self.absolute_pos_embed is not None:
+            self.absolute_pos_embed.requires_grad_(False)
+
+    def init_weights(self) -> None:
+        """Load ``init_cfg``'s checkpoint, or draw weights as Swin does: normal with 0.02, cut at 2, biases zero.
+
+        Raises:
+            InputError: If the checkpoint is not there or none of its keys matches.
+        """
+        if self.init_cfg is None:
+            self._draw_weights()
+        elif 'checkpoint' in self.init_cfg:
+            self._load_pretrained(self.init_cfg['checkpoint'], self.init_cfg.get('prefix'))
+        else:
+            super().init_weights()
+
+    def _draw_weights(self) -> None:
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                trunc_normal_init(module, std=.02, bias=0.)
+            elif isinstance(module, nn.LayerNorm):
+                constant_init(module, 1.)
+            elif isinstance(module, WindowAttention) and hasattr(module.rpe, 'init_weights'):
+                module.rpe.init_weights()
+        if self.absolute_pos_embed is not None:
+            trunc_normal_(self.absolute_pos_embed, std=.02)
+
+    def _load_pretrained(self, source: str, prefix: Optional[str]) -> None:
+        try:
+            checkpoint = CheckpointLoader.load_checkpoint(source, map_location='cpu')
+        except FileNotFoundError as error:
+            raise InputError(f'the checkpoint {source} of init_cfg is not there') from error
+        weights = to_mm_layout(unwrap(checkpoint, prefix))
+        report = LoadReport.compare(list(self.state_dict()), [key for key in weights if not _is_index(key)])
+        report.check(str(source), 'SwinRPE')
+        self.load_state_dict(weights, strict=False)
+        print_log(f'SwinRPE loaded {source}: {report}', 'current')
+
+
+def _is_index(key: str) -> bool:
+    return key.endswith('relative_position_index')
+
+
+def _convert_on_load(module: SwinRPE, state_dict: dict, prefix: str, *_) -> None:
+    """Bring the weights under ``prefix`` into our layout, whoever loads them."""
+    own = {key: state_dict.pop(key) for key in list(state_dict) if key.startswith(prefix)}
+    weights = to_mm_layout({key[len(prefix):]: value for key, value in own.items()})
+    if weights:
+        LoadReport.compare(list(module.state_dict()), list(weights)).check('the checkpoint', 'SwinRPE')
+    embedding = weights.get('absolute_pos_embed')
+    if embedding is not None and module.absolute_pos_embed is not None:
+        weights['absolute_pos_embed'] = _fit_embedding(embedding, module)
+    state_dict.update({prefix + key: value for key, value in weights.items()})
+
+
+def _fit_embedding(embedding: Tensor, module: SwinRPE) -> Tensor:
+    """A square image's embedding ``(1, tokens, C)`` for the module's pretrain size."""
+    if embedding.shape[1] == module.absolute_pos_embed.shape[1]:
+        return embedding
+    side = round(embedding.shape[1]**0.5)
+    grid = embedding.transpose(1, 2).unflatten(2, (side, side))
+    grid = F.interpolate(grid, size=module.pos_embed_size, mode='bicubic', align_corners=False)
+    return grid.flatten(2).transpose(1, 2)

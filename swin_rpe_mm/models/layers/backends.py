@@ -1,0 +1,47 @@
+"""Attention over windows, computed in different ways with the same result. ``eager`` is the reference."""
+from typing import Callable, Dict, Optional
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def eager(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor], visible: Optional[Tensor],
+          dropout: float) -> Tensor:
+    """Softmax attention, written out; logits and softmax in float32 or wider.
+
+    Args:
+        q (Tensor): Scaled queries ``(T, heads, Nq, d)``.
+        k, v (Tensor): ``(T, heads, Nk, d)``.
+        bias (Tensor, optional): ``(heads, Nq, Nk)`` or ``(T, heads, Nq, Nk)``, added to the logits.
+        visible (Tensor, optional): ``(T, Nq, Nk)`` bool; keys that are not visible get no weight at all.
+        dropout (float): Probability of dropping an attention weight.
+
+    Returns:
+        Tensor: ``(T, heads, Nq, d)`` in the dtype of ``v``.
+    """
+    logits = q @ k.transpose(-2, -1)
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    if bias is not None:
+        logits = logits + bias
+    if visible is not None:
+        logits = logits.masked_fill(~visible[:, None], float('-inf'))
+    weights = F.dropout(logits.softmax(-1), dropout)
+    return weights.to(v.dtype) @ v
+
+
+def sdpa(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor], visible: Optional[Tensor],
+         dropout: float) -> Tensor:
+    """The same by ``torch.nn.functional.scaled_dot_product_attention``, which picks a fused kernel where it can."""
+    mask = None
+    if bias is not None:
+        mask = bias.to(q.dtype)
+        mask = mask[None] if mask.ndim == 3 else mask
+        if visible is not None:
+            mask = mask.masked_fill(~visible[:, None], float('-inf'))
+    elif visible is not None:
+        mask = visible[:, None]
+    return F.scaled_dot_product_attention(q, k, v, mask, dropout, scale=1.0)
+
+
+BACKENDS: Dict[str, Callable] = {'eager': eager, 'sdpa': sdpa}

@@ -1,0 +1,129 @@
+"""Swin's block and a stage of blocks, over tokens that stay in window order."""
+from typing import Optional, Sequence, Tuple
+
+import torch
+import torch.utils.checkpoint as cp
+from mmcv.cnn import build_norm_layer
+from mmcv.cnn.bricks.transformer import FFN
+from mmengine.model import BaseModule, ModuleList
+from torch import Tensor
+
+from ...windows import WindowLayout, between, into_windows, onto_map
+from .attention import ShiftedWindowAttention
+from .patch import PatchMerging
+
+
+def drop_images(branch: Tensor, layout: WindowLayout, rate: float) -> Tensor:
+    """Drop path: per image, set a residual branch to zero with probability ``rate`` or divide it by ``1 - rate``.
+
+    Args:
+        branch (Tensor): ``(T, N, C)``. All windows of an image share one draw.
+        layout (WindowLayout): Says which image a window belongs to.
+        rate (float): Probability in [0, 1).
+
+    Returns:
+        Tensor: ``(T, N, C)``.
+    """
+    if rate == 0:
+        return branch
+    keep = branch.new_empty(layout.batch_size).bernoulli_(1 - rate).div_(1 - rate)
+    return branch * keep[layout.image, None, None]
+
+
+class SwinBlock(BaseModule):
+    """Norm, window attention, residual; norm, MLP, residual.
+
+    Args:
+        embed_dims (int): Channels.
+        feedforward_channels (int): Hidden channels of the MLP.
+        drop_rate (float): Dropout in the MLP and after attention.
+        drop_path_rate (float): Probability of dropping each residual branch of an image.
+        act_cfg (dict): Activation of the MLP.
+        norm_cfg (dict): Norms.
+        with_cp (bool): Recompute the block in the backward pass to save memory.
+        **attention: Arguments of :class:`~.attention.WindowAttention`.
+    """
+
+    def __init__(self,
+                 embed_dims: int,
+                 feedforward_channels: int,
+                 drop_rate: float = 0.,
+                 drop_path_rate: float = 0.,
+                 act_cfg: Optional[dict] = None,
+                 norm_cfg: Optional[dict] = None,
+                 with_cp: bool = False,
+                 **attention):
+        super().__init__()
+        self.with_cp = with_cp
+        self.drop_path_rate = drop_path_rate
+        self.norm1 = build_norm_layer(norm_cfg, embed_dims)[1]
+        self.attn = ShiftedWindowAttention(embed_dims=embed_dims, proj_drop_rate=drop_rate, **attention)
+        self.norm2 = build_norm_layer(norm_cfg, embed_dims)[1]
+        self.ffn = FFN(embed_dims, feedforward_channels, act_cfg=act_cfg, ffn_drop=drop_rate, add_identity=False)
+
+    def forward(self, x: Tensor, layout: WindowLayout, mask_padding: bool) -> Tensor:
+        """``(T, N, C)`` windows to ``(T, N, C)``; with ``mask_padding=False`` padding is zero after the first norm."""
+        if self.with_cp and x.requires_grad:
+            return cp.checkpoint(self._forward, x, layout, mask_padding, use_reentrant=False)
+        return self._forward(x, layout, mask_padding)
+
+    def _forward(self, x: Tensor, layout: WindowLayout, mask_padding: bool) -> Tensor:
+        drop_path_rate = self.drop_path_rate if self.training else 0.
+        normed = self.norm1(x)
+        if not mask_padding and len(layout.holes):
+            normed = normed.masked_fill(~layout.valid[..., None], 0)
+        x = x + drop_images(self.attn(normed, layout), layout, drop_path_rate)
+        return x + drop_images(self.ffn(self.norm2(x)), layout, drop_path_rate)
+
+
+class SwinStage(BaseModule):
+    """Blocks on regular and shifted windows in turn, then patch merging.
+
+    Tokens are gathered into windows once, stay there through norms, attention, residuals and MLPs, and move from one
+    layout to the next in one gather, because a shift is only another layout.
+
+    Args:
+        embed_dims (int): Channels.
+        window_size (tuple[int, int]): Window in tokens.
+        drop_path_rates (Sequence[float]): One per block.
+        downsample (PatchMerging, optional): Patch merging after the blocks.
+        mask_padding (bool): Whether padding is masked.
+        shift_covered_axes (bool): Whether windows shift along an axis that one window covers.
+        **block: Arguments of :class:`SwinBlock`.
+    """
+
+    def __init__(self, embed_dims: int, window_size: Tuple[int, int], drop_path_rates: Sequence[float],
+                 downsample: Optional[PatchMerging], mask_padding: bool, shift_covered_axes: bool, **block):
+        super().__init__()
+        self.window_size = window_size
+        self.mask_padding = mask_padding
+        self.shift_covered_axes = shift_covered_axes
+        self.blocks = ModuleList(
+            SwinBlock(embed_dims=embed_dims, window_size=window_size, drop_path_rate=rate, **block)
+            for rate in drop_path_rates)
+        self.downsample = downsample
+
+    def forward(self, tokens: Tensor, size: Tuple[int, int], extents: Tuple[Tuple[int, int], ...]) -> Tensor:
+        """
+        Args:
+            tokens (Tensor): ``(B, H * W, C)``.
+            size (tuple[int, int]): H and W.
+            extents (tuple): Height and width of each image in tokens.
+
+        Returns:
+            Tensor: ``(B, H * W, C)``, zero outside the extents.
+        """
+        shift = tuple(side // 2 for side in self.window_size)
+        regular, shifted = (
+            WindowLayout.build(size, self.window_size, by, extents, mask_padding=self.mask_padding,
+                               shift_covered_axes=self.shift_covered_axes, device=tokens.device)
+            for by in ((0, 0), shift))
+        layout = regular
+        x = into_windows(layout)(tokens.flatten(0, 1))
+        for index, block in enumerate(self.blocks):
+            target = shifted if index % 2 else regular
+            if target is not layout:
+                x, layout = between(layout, target)(x), target
+            windows = x.view(*layout.slots.shape, -1)
+            x = block(windows, layout, self.mask_padding).flatten(0, 1)
+        return onto_map(layout)(x).view_as(tokens)

@@ -1,0 +1,168 @@
+"""Which token sits in which slot of which window.
+
+Everything about cutting a map into windows, shifting them, padding and masking is an index here, worked out once per
+map size. Swin (arXiv 2103.14030, section 3.2) shifts by rolling the map: the windows stay where they are, and those at
+the end hold tokens from both sides of the seam, which must not see each other. Along one axis of 10 tokens, with
+window 4 and shift 2 (`.` is padding, `|` is the seam):
+
+    unshifted   [0 1 2 3] [4 5 6 7] [8 9 . .]
+    shifted     [2 3 4 5] [6 7 8 9] [. . | 0 1]
+
+The map is filled up to whole windows first and rolled then, never the other way round: rolling first would put the
+padding between the first and the last token, and the seam in the wrong place.
+"""
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Optional, Sequence, Tuple
+
+import torch
+from torch import Tensor
+
+Size = Tuple[int, int]
+Extents = Tuple[Size, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class WindowLayout:
+    """T windows of N slots over the tokens of B maps.
+
+    A query sees a key if and only if their regions are equal. A padding slot has region -1, so it sees padding and is
+    seen by padding only: no row of an attention matrix is ever empty, and one rule covers shift, window padding and
+    batch padding.
+
+    Attributes:
+        slots (Tensor): ``(T, N)`` long, the token ``b*H*W + y*W + x`` in each slot; a padding slot repeats some real
+            token of its image.
+        valid (Tensor): ``(T, N)`` bool, False in padding slots.
+        region (Tensor): ``(T, N)`` int8, which side of the cyclic seam the slot's token comes from (0..3); -1 in
+            padding slots.
+        key_slots, key_valid, key_region (Tensor): The same for the ``(T, Nk)`` keys. Without a halo they are the
+            query's tensors.
+        home (Tensor): ``(B*H*W,)`` long, the flat slot ``t*N + n`` that holds each token; 0 for tokens outside their
+            extent, which no slot holds.
+        outside (Tensor): ``(K,)`` long, the tokens outside their extent.
+        image (Tensor): ``(T,)`` long, the image each window belongs to.
+        plain (int): Windows ``[0, plain)`` need no mask: all their slots and keys share one region.
+        batch_size (int): B.
+    """
+    slots: Tensor
+    valid: Tensor
+    region: Tensor
+    key_slots: Tensor
+    key_valid: Tensor
+    key_region: Tensor
+    home: Tensor
+    outside: Tensor
+    image: Tensor
+    plain: int
+    batch_size: int
+
+    @classmethod
+    def build(cls,
+              map_size: Size,
+              window: Size,
+              shift: Size = (0, 0),
+              extents: Optional[Sequence[Size]] = None,
+              halo: Size = (0, 0),
+              mask_padding: bool = True,
+              shift_covered_axes: bool = True,
+              device: torch.device = torch.device('cpu')) -> 'WindowLayout':
+        """Lay windows over maps.
+
+        An image's windows are those it would have alone: they depend on its extent, not on the map it sits in.
+
+        Args:
+            map_size (tuple[int, int]): Height and width of the maps in tokens.
+            window (tuple[int, int]): Height and width of a window in tokens; may exceed the map.
+            shift (tuple[int, int]): How far the windows are shifted down and right; less than the window.
+            extents (Sequence[tuple[int, int]], optional): Height and width of each image's content in tokens. None
+                means one image that fills the map.
+            halo (tuple[int, int]): How many tokens the keys reach beyond the window, above and below, left and right.
+            mask_padding (bool): False gives window padding the region of its place, so that it takes part in
+                attention, as it does in other Swins.
+            shift_covered_axes (bool): False leaves the shift out along an axis that one window covers.
+            device (torch.device): Where the tensors live.
+
+        Returns:
+            WindowLayout: From a bounded cache if the arguments were seen lately.
+        """
+        if extents is None:
+            extents = (map_size, )
+        return _build(tuple(map_size), tuple(window), tuple(shift), tuple(map(tuple, extents)), tuple(halo),
+                      mask_padding, shift_covered_axes, torch.device(device))
+
+    @cached_property
+    def holes(self) -> Tensor:
+        """Flat indices of the padding slots, ``(P,)`` long."""
+        return (~self.valid).flatten().nonzero().flatten()
+
+    @cached_property
+    def visible(self) -> Tensor:
+        """``(T - plain, N, Nk)`` bool, for the windows from ``plain`` on: True where the query sees the key."""
+        return self.region[self.plain:, :, None] == self.key_region[self.plain:, None, :]
+
+
+@lru_cache(maxsize=128)
+def _build(map_size: Size, window: Size, shift: Size, extents: Extents, halo: Size, mask_padding: bool,
+           shift_covered_axes: bool, device: torch.device) -> WindowLayout:
+    columns = map_size[1]
+    tokens_per_image = map_size[0] * columns
+    parts = []
+    for index, extent in enumerate(extents):
+        if not shift_covered_axes:
+            image_shift = tuple(0 if w >= e else s for s, w, e in zip(shift, window, extent))
+        else:
+            image_shift = shift
+        queries = _cut(extent, window, image_shift, (0, 0), columns, mask_padding)
+        keys = queries if halo == (0, 0) else _cut(extent, window, image_shift, halo, columns, mask_padding)
+        first = index * tokens_per_image
+        image = torch.full((len(queries[0]), ), index)
+        parts.append((queries[0] + first, *queries[1:], keys[0] + first, *keys[1:], image))
+    slots, valid, region, key_slots, key_valid, key_region, image = (torch.cat(part) for part in zip(*parts))
+
+    one_region = region[:, 0]
+    unmasked = (region == one_region[:, None]).all(1) & (key_region == one_region[:, None]).all(1)
+    order = torch.argsort(~unmasked, stable=True)  # the plain windows first
+    slots, valid, region, key_slots, key_valid, key_region, image = (
+        part[order] for part in (slots, valid, region, key_slots, key_valid, key_region, image))
+
+    home = torch.full((len(extents) * tokens_per_image, ), -1)
+    home[slots[valid]] = torch.arange(slots.numel()).view_as(slots)[valid]
+    outside = (home < 0).nonzero().flatten()
+    home.clamp_(min=0)
+
+    queries = [part.to(device) for part in (slots, valid, region)]
+    keys = queries if halo == (0, 0) else [part.to(device) for part in (key_slots, key_valid, key_region)]
+    return WindowLayout(*queries, *keys, home.to(device), outside.to(device), image.to(device),
+                        int(unmasked.sum()), len(extents))
+
+
+def _cut(extent: Size, window: Size, shift: Size, halo: Size, columns: int,
+         mask_padding: bool) -> Tuple[Tensor, Tensor, Tensor]:
+    """Slots, validity and region, each ``(T, N)``, of one image whose rows lie ``columns`` tokens apart."""
+    (y, y_side, y_real, y_padded), (x, x_side, x_real, x_padded) = (
+        _cut_axis(*axis) for axis in zip(extent, window, shift, halo))
+
+    def grid(rows: Tensor, cols: Tensor, join) -> Tensor:  # (ny, h), (nx, w) -> (ny * nx, h * w)
+        return join(rows[:, None, :, None], cols[None, :, None, :]).flatten(2).flatten(0, 1)
+
+    slots = grid(y.clamp(0, extent[0] - 1), x.clamp(0, extent[1] - 1), lambda rows, cols: rows * columns + cols)
+    valid = grid(y_real, x_real, torch.logical_and)
+    seen = valid if mask_padding else grid(y_padded, x_padded, torch.logical_and)
+    region = grid(y_side, x_side, lambda rows, cols: 2 * rows + cols).masked_fill(~seen, -1)
+    return slots, valid, region.to(torch.int8)
+
+
+def _cut_axis(length: int, window: int, shift: int, halo: int) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Cut one axis: coordinate, side of the seam, whether it is content, whether it is content or window padding.
+
+    Each is ``(windows, window + 2 * halo)``. The rolled axis is read as a window onto two copies of the axis, the
+    second of which starts at the seam; a halo that crosses the seam thus stays in its own copy and never wraps.
+    """
+    padded = -(-length // window) * window
+    rolled = torch.arange(0, padded, window)[:, None] + torch.arange(-halo, window + halo)
+    coordinate = rolled + shift
+    side = (coordinate >= padded).long()
+    coordinate = coordinate - side * padded
+    in_front = coordinate >= 0
+    return coordinate, side, in_front & (coordinate < length), in_front & (coordinate < padded)
