@@ -1,0 +1,34 @@
+# Everything runs in .venv, which the set-up makes; PYTHON=/path/to/python3.11 chooses the Python it is made with.
+SHELL := /bin/sh
+PYTHON ?= python3.11 python3
+VENV := .venv/bin/python
+SETUP = for python in $(PYTHON); do \
+	"$$python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null && exec "$$python" -m tools.setup
+
+.DEFAULT_GOAL := help
+.PHONY: help setup ready demo test lint clean
+
+help:  ## Show this list
+	@sed -n 's/^\([a-z]*\):.*  ## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST)
+
+setup:  ## Make .venv with everything in it; does nothing when it is done
+	@$(SETUP); done; $(NO_PYTHON)
+
+ready:
+	@$(SETUP) --quiet; done; $(NO_PYTHON)
+
+demo: ready  ## Make a data set, train a detector and a segmentor on it, show what they found
+	@$(VENV) tools/demo.py
+
+test: ready  ## Run the tests
+	@MPLBACKEND=Agg $(VENV) -m pytest tests
+
+lint: ready  ## Check the code's style
+	@$(VENV) -m ruff check .
+
+clean:  ## Remove what runs and tests leave behind; .venv, work_dirs and data stay
+	@rm -rf .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
+	@find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
+
+NO_PYTHON = echo 'Set-up needs Python 3.11, and $(subst $() $(), or ,$(PYTHON)) is not that here: install it, or name it with' \
+	'`make setup PYTHON=/path/to/python3.11`.' >&2; exit 1
