@@ -1,0 +1,100 @@
+"""Checkpoint files: written whole or not at all, checked before they are read, found again after a crash."""
+from __future__ import annotations
+
+import os
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import torch
+from mmengine.fileio import LocalBackend, register_backend
+from mmengine.logging import HistoryBuffer
+
+from ..errors import InputError
+
+_ZIP, _PICKLE = b'PK\x03\x04', b'\x80'
+
+
+def trust_own_checkpoints() -> None:
+    """Let ``torch.load`` read what mmengine saves beside the weights.
+
+    torch >= 2.6 loads weights only by default, and mmengine's checkpoints hold its log history and NumPy scalars.
+    Recent mmengine allows these itself; older ones call ``torch.load`` without saying so.
+    """
+    if not hasattr(torch.serialization, 'add_safe_globals'):
+        return
+    core = np._core if hasattr(np, '_core') else np.core
+    dtypes = {type(np.dtype(kind)) for kind in (*np.typecodes['AllInteger'], *np.typecodes['Float'], '?')}
+    torch.serialization.add_safe_globals([
+        HistoryBuffer, np.ndarray, np.dtype, core.multiarray._reconstruct, core.multiarray.scalar, getattr, slice,
+        *dtypes
+    ])
+
+
+class WholeFileBackend(LocalBackend):
+    """The local file system, with files that appear only when they are complete.
+
+    mmengine removes the checkpoints that are out of date before it writes the next one. Here they stay until
+    :meth:`remove_outdated`, so that a process killed in between leaves one to resume from.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self._outdated: dict[str, int] = {}
+
+    def put(self, obj: bytes, filepath: str | Path) -> None:
+        """Write to a temporary file beside ``filepath``, then rename it."""
+        target = Path(filepath)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial = target.with_name(f'{target.name}.{os.getpid()}.partial')
+        try:
+            with open(partial, 'wb') as file:
+                file.write(obj)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(partial, target)
+        finally:
+            partial.unlink(missing_ok=True)
+
+    def remove(self, filepath: str | Path) -> None:
+        """Note that ``filepath`` may go at the next :meth:`remove_outdated`."""
+        self._outdated[str(filepath)] = os.stat(filepath).st_mtime_ns
+
+    def remove_outdated(self) -> None:
+        """Remove what was noted, unless it has been written anew since."""
+        for path, written in self._outdated.items():
+            if os.path.isfile(path) and os.stat(path).st_mtime_ns == written:
+                os.remove(path)
+        self._outdated.clear()
+
+
+register_backend('swin_rpe_mm.whole_files', WholeFileBackend, force=True)
+
+
+def fault_of_checkpoint(path: str) -> str | None:
+    """What keeps a file from being a checkpoint, read from its first and last bytes; None if nothing does."""
+    if not os.path.isfile(path):
+        return 'does not exist'
+    with open(path, 'rb') as file:
+        head = file.read(4)
+    if not head:
+        return 'is empty'
+    if head == _ZIP:
+        return None if zipfile.is_zipfile(path) else 'is cut short'
+    return None if head[:1] == _PICKLE else 'is not a PyTorch checkpoint'
+
+
+def check_checkpoint(path: str) -> None:
+    """Raise :class:`InputError` if a local file is no checkpoint; URLs are left to the loader."""
+    fault = None if '://' in path else fault_of_checkpoint(os.path.expanduser(path))
+    if fault:
+        raise InputError(f'checkpoint {path} {fault}')
+
+
+def find_resumable(work_dir: str) -> str | None:
+    """The checkpoint to resume from: the one that ``last_checkpoint`` names, or else the newest whole one."""
+    note = Path(work_dir, 'last_checkpoint')
+    named = [note.read_text().strip()] if note.is_file() else []
+    found = [path for pattern in ('epoch_*.pth', 'iter_*.pth') for path in Path(work_dir).glob(pattern)]
+    newest_first = sorted(found, key=lambda path: path.stat().st_mtime_ns, reverse=True)
+    return next((str(path) for path in [*named, *newest_first] if fault_of_checkpoint(str(path)) is None), None)
