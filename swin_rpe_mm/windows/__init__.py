@@ -1,4 +1,4 @@
-from .gather import Gather, between, into_windows, onto_map
+from .gather import Gather, into_windows, pack
 from .layout import WindowLayout
 
-__all__ = ['Gather', 'WindowLayout', 'between', 'into_windows', 'onto_map']
+__all__ = ['Gather', 'WindowLayout', 'into_windows', 'pack']

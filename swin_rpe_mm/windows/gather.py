@@ -1,7 +1,8 @@
-"""Moving tokens between the map and windows, and from one layout to another: one gather each.
+"""Moving rows between the map, the packed tokens and the windows: one gather each.
 
-A token has one place in the map and one slot in a layout, so every move is a permutation apart from padding, and its
-gradient is the inverse gather. Padding reads as zero on both sides: it receives nothing and hands no gradient back.
+Packed tokens are those inside their extents, in map order, with nothing between them: what every layer but attention
+works on. Windows hold each of them once, apart from padding. So every move is a permutation with holes, and its
+gradient is the inverse gather. A hole reads as zero on both sides: it receives nothing and hands no gradient back.
 """
 from functools import lru_cache
 from typing import NamedTuple
@@ -23,31 +24,39 @@ class Gather(NamedTuple):
         """Gather the rows of ``x``, ``(R, C)``; returns ``(len(rows), C)`` with zeros in the holes."""
         return _Permute.apply(x, *self)
 
+    @property
+    def inverse(self) -> 'Gather':
+        return Gather(self.rows_back, self.holes_back, self.rows, self.holes)
+
 
 class _Permute(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x: Tensor, rows: Tensor, holes: Tensor, rows_back: Tensor, holes_back: Tensor) -> Tensor:
-        ctx.gather = Gather(rows_back, holes_back, rows, holes)
+        ctx.gather = Gather(rows, holes, rows_back, holes_back)
         out = x.index_select(0, rows)
         return out.index_fill_(0, holes, 0) if len(holes) else out
 
     @staticmethod
     def backward(ctx, grad: Tensor):
-        return ctx.gather(grad), None, None, None, None
-
-
-def into_windows(layout: WindowLayout) -> Gather:
-    """From tokens ``(B*H*W, C)`` to slots ``(T*N, C)``."""
-    return Gather(layout.slots.flatten(), layout.holes, layout.home, layout.outside)
-
-
-def onto_map(layout: WindowLayout) -> Gather:
-    """From slots ``(T*N, C)`` to tokens ``(B*H*W, C)``; tokens outside their extent become zero."""
-    return Gather(layout.home, layout.outside, layout.slots.flatten(), layout.holes)
+        return ctx.gather.inverse(grad), None, None, None, None
 
 
 @lru_cache(maxsize=128)
-def between(source: WindowLayout, target: WindowLayout) -> Gather:
-    """From the slots of one layout to those of another over the same maps."""
-    return Gather(source.home[target.slots.flatten()], target.holes, target.home[source.slots.flatten()], source.holes)
+def pack(layout: WindowLayout) -> Gather:
+    """From the maps' tokens ``(B*H*W, C)`` to packed tokens ``(K, C)``; the inverse leaves zeros outside extents."""
+    return Gather(layout.inside, layout.outside[:0], _rank(layout), layout.outside)
+
+
+@lru_cache(maxsize=128)
+def into_windows(layout: WindowLayout) -> Gather:
+    """From packed tokens ``(K, C)`` to slots ``(T*N, C)``; padding slots are zero."""
+    return Gather(_rank(layout)[layout.slots.flatten()], layout.holes, layout.home[layout.inside],
+                  layout.outside[:0])
+
+
+def _rank(layout: WindowLayout) -> Tensor:
+    """The place of each of the maps' tokens among the packed ones, ``(B*H*W,)``; 0 for those that are not."""
+    rank = torch.zeros_like(layout.home)
+    rank[layout.inside] = torch.arange(len(layout.inside), device=rank.device)
+    return rank

@@ -40,8 +40,9 @@ class WindowLayout:
             query's tensors.
         home (Tensor): ``(B*H*W,)`` long, the flat slot ``t*N + n`` that holds each token; 0 for tokens outside their
             extent, which no slot holds.
-        outside (Tensor): ``(K,)`` long, the tokens outside their extent.
+        inside, outside (Tensor): ``(K,)`` and ``(B*H*W - K,)`` long, the tokens inside and outside their extent.
         image (Tensor): ``(T,)`` long, the image each window belongs to.
+        image_of_token (Tensor): ``(K,)`` long, the image each of the tokens inside belongs to.
         plain (int): Windows ``[0, plain)`` need no mask: all their slots and keys share one region.
         batch_size (int): B.
     """
@@ -52,8 +53,10 @@ class WindowLayout:
     key_valid: Tensor
     key_region: Tensor
     home: Tensor
+    inside: Tensor
     outside: Tensor
     image: Tensor
+    image_of_token: Tensor
     plain: int
     batch_size: int
 
@@ -128,13 +131,14 @@ def _build(map_size: Size, window: Size, shift: Size, extents: Extents, halo: Si
 
     home = torch.full((len(extents) * tokens_per_image, ), -1)
     home[slots[valid]] = torch.arange(slots.numel()).view_as(slots)[valid]
-    outside = (home < 0).nonzero().flatten()
+    inside, outside = ((home < 0) == side for side in (False, True))
+    inside, outside = inside.nonzero().flatten(), outside.nonzero().flatten()
     home.clamp_(min=0)
 
     queries = [part.to(device) for part in (slots, valid, region)]
     keys = queries if halo == (0, 0) else [part.to(device) for part in (key_slots, key_valid, key_region)]
-    return WindowLayout(*queries, *keys, home.to(device), outside.to(device), image.to(device),
-                        int(unmasked.sum()), len(extents))
+    return WindowLayout(*queries, *keys, home.to(device), inside.to(device), outside.to(device),
+                        image.to(device), (inside // tokens_per_image).to(device), int(unmasked.sum()), len(extents))
 
 
 def _cut(extent: Size, window: Size, shift: Size, halo: Size, columns: int,

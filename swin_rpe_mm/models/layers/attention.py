@@ -1,13 +1,11 @@
 """Multi-head self-attention inside windows (W-MSA, SW-MSA)."""
-import logging
 from typing import Dict, Optional, Tuple
 
 import torch
-from mmengine.logging import print_log
 from mmengine.model import BaseModule
 from torch import Tensor, nn
 
-from ...windows import WindowLayout
+from ...windows import WindowLayout, into_windows
 from ..rpe import TableRPE, WindowGeometry, build_rpe
 from ..rpe.interpolate import resize_table, source_window
 from .backends import BACKENDS
@@ -16,7 +14,7 @@ _TABLE = 'relative_position_bias_table'
 
 
 class WindowAttention(BaseModule):
-    """Attention of every slot of a window over the window's slots.
+    """Attention of every token over the tokens of its window.
 
     mm keeps Swin's table directly in this module and configs and checkpoints know it by that name, whereas here it
     belongs to the encoding. State dicts therefore hold ``rpe.relative_position_bias_table`` as
@@ -57,19 +55,27 @@ class WindowAttention(BaseModule):
         self._register_state_dict_hook(_table_into_mm_place)
         self._register_load_state_dict_pre_hook(_table_from_mm_place, with_module=True)
 
-    def forward(self, x: Tensor, layout: WindowLayout) -> Tensor:
+    def forward(self, x: Tensor, layout: WindowLayout, mask_padding: bool) -> Tensor:
         """
         Args:
-            x (Tensor): Windows ``(T, N, C)``.
-            layout (WindowLayout): The layout that cut them.
+            x (Tensor): Packed tokens ``(K, C)``.
+            layout (WindowLayout): The windows to cut them into.
+            mask_padding (bool): False lets window padding take part as zeros that were projected.
 
         Returns:
-            Tensor: ``(T, N, C)``. Padding slots hold finite values without meaning.
+            Tensor: ``(K, C)``.
         """
-        windows, slots, channels = x.shape
-        qkv = self.qkv(x).view(windows, slots, 3, self.num_heads, channels // self.num_heads)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4)
-        q, k, bias = (q * self.scale, k, None) if self.rpe is None else self.rpe(q * self.scale, k, self.geometry)
+        channels = x.shape[-1]
+        windows, slots = layout.slots.shape
+        move = into_windows(layout)
+        # projecting first leaves padding out of the projections, and the gather puts q, k and v in window order
+        qkv = move(self.qkv(x)).view(windows, slots, 3 * channels)
+        if not mask_padding and len(layout.holes) and self.qkv.bias is not None:
+            qkv = torch.where(layout.valid[..., None], qkv, self.qkv.bias.to(qkv.dtype))
+        q, k, v = qkv.view(windows, slots, 3, self.num_heads, channels // self.num_heads).permute(2, 0, 3, 1, 4)
+        q, bias = q * self.scale, None
+        if self.rpe is not None:
+            q, k, bias = self.rpe(q, k, self.geometry)
         dropout = self.attn_drop_rate if self.training else 0.
 
         def attend(part: slice, visible: Optional[Tensor]) -> Tensor:
@@ -83,7 +89,7 @@ class WindowAttention(BaseModule):
         if plain < windows:
             parts.append(attend(slice(plain, None), layout.visible))
         out = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return self.proj_drop(self.proj(out.reshape(windows, slots, channels)))
+        return self.proj_drop(self.proj(move.inverse(out.reshape(windows * slots, channels))))
 
 
 class ShiftedWindowAttention(nn.Module):
@@ -93,8 +99,8 @@ class ShiftedWindowAttention(nn.Module):
         super().__init__()
         self.w_msa = WindowAttention(**kwargs)
 
-    def forward(self, x: Tensor, layout: WindowLayout) -> Tensor:
-        return self.w_msa(x, layout)
+    def forward(self, x: Tensor, layout: WindowLayout, mask_padding: bool) -> Tensor:
+        return self.w_msa(x, layout, mask_padding)
 
 
 def _table_into_mm_place(module: WindowAttention, state_dict: Dict[str, Tensor], prefix: str, metadata: dict) -> None:
@@ -110,9 +116,8 @@ def _table_from_mm_place(module: WindowAttention, state_dict: Dict[str, Tensor],
     table = state_dict.pop(prefix + _TABLE, None)
     if table is None:
         return
-    if isinstance(module.rpe, TableRPE) and len(table) != torch.Size(module.rpe.sides).numel():
-        window = metadata.get('window_size') or source_window(len(table), index, prefix + _TABLE)
+    if isinstance(module.rpe, TableRPE):
+        window = metadata.get('window_size') or source_window(len(table), index, module.rpe.window_size,
+                                                              prefix + _TABLE)
         table = resize_table(table, tuple(2 * side - 1 for side in window), module.rpe.sides, 'bicubic')
-        print_log(f'{prefix}{_TABLE}: window {window} read for window {module.rpe.window_size} (bicubic)', 'current',
-                  logging.DEBUG)
     state_dict[f'{prefix}rpe.{_TABLE}'] = table

@@ -25,7 +25,7 @@ def eager(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor], visible: Opti
     if bias is not None:
         logits = logits + bias
     if visible is not None:
-        logits = logits.masked_fill(~visible[:, None], float('-inf'))
+        logits = logits.masked_fill_(~visible[:, None], float('-inf'))
     weights = F.dropout(logits.softmax(-1), dropout)
     return weights.to(v.dtype) @ v
 
@@ -33,6 +33,8 @@ def eager(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor], visible: Opti
 def sdpa(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor], visible: Optional[Tensor],
          dropout: float) -> Tensor:
     """The same by ``torch.nn.functional.scaled_dot_product_attention``, which picks a fused kernel where it can."""
+    if q.device.type == 'cpu' and bias is not None and bias.requires_grad:
+        return eager(q, k, v, bias, visible, dropout)  # there is no fused kernel for it, and PyTorch's own is slower
     mask = None
     if bias is not None:
         mask = bias.to(q.dtype)

@@ -1,33 +1,33 @@
-"""Swin's block and a stage of blocks, over tokens that stay in window order."""
+"""Swin's block, and a stage of blocks."""
 from typing import Optional, Sequence, Tuple
 
-import torch
 import torch.utils.checkpoint as cp
 from mmcv.cnn import build_norm_layer
 from mmcv.cnn.bricks.transformer import FFN
 from mmengine.model import BaseModule, ModuleList
 from torch import Tensor
 
-from ...windows import WindowLayout, between, into_windows, onto_map
+from ...windows import WindowLayout, pack
 from .attention import ShiftedWindowAttention
 from .patch import PatchMerging
 
 
-def drop_images(branch: Tensor, layout: WindowLayout, rate: float) -> Tensor:
+def drop_images(branch: Tensor, image: Tensor, batch_size: int, rate: float) -> Tensor:
     """Drop path: per image, set a residual branch to zero with probability ``rate`` or divide it by ``1 - rate``.
 
     Args:
-        branch (Tensor): ``(T, N, C)``. All windows of an image share one draw.
-        layout (WindowLayout): Says which image a window belongs to.
+        branch (Tensor): Packed tokens ``(K, C)``. All tokens of an image share one draw.
+        image (Tensor): ``(K,)`` long, the image each token belongs to.
+        batch_size (int): Number of images.
         rate (float): Probability in [0, 1).
 
     Returns:
-        Tensor: ``(T, N, C)``.
+        Tensor: ``(K, C)``.
     """
     if rate == 0:
         return branch
-    keep = branch.new_empty(layout.batch_size).bernoulli_(1 - rate).div_(1 - rate)
-    return branch * keep[layout.image, None, None]
+    keep = branch.new_empty(batch_size).bernoulli_(1 - rate).div_(1 - rate)
+    return branch * keep[image, None]
 
 
 class SwinBlock(BaseModule):
@@ -62,25 +62,23 @@ class SwinBlock(BaseModule):
         self.ffn = FFN(embed_dims, feedforward_channels, act_cfg=act_cfg, ffn_drop=drop_rate, add_identity=False)
 
     def forward(self, x: Tensor, layout: WindowLayout, mask_padding: bool) -> Tensor:
-        """``(T, N, C)`` windows to ``(T, N, C)``; with ``mask_padding=False`` padding is zero after the first norm."""
+        """Packed tokens ``(K, C)`` to ``(K, C)``, attending in the windows of ``layout``."""
         if self.with_cp and x.requires_grad:
             return cp.checkpoint(self._forward, x, layout, mask_padding, use_reentrant=False)
         return self._forward(x, layout, mask_padding)
 
     def _forward(self, x: Tensor, layout: WindowLayout, mask_padding: bool) -> Tensor:
-        drop_path_rate = self.drop_path_rate if self.training else 0.
-        normed = self.norm1(x)
-        if not mask_padding and len(layout.holes):
-            normed = normed.masked_fill(~layout.valid[..., None], 0)
-        x = x + drop_images(self.attn(normed, layout), layout, drop_path_rate)
-        return x + drop_images(self.ffn(self.norm2(x)), layout, drop_path_rate)
+        rate = self.drop_path_rate if self.training else 0.
+        images = (layout.image_of_token, layout.batch_size)
+        x = x + drop_images(self.attn(self.norm1(x), layout, mask_padding), *images, rate)
+        return x + drop_images(self.ffn(self.norm2(x)), *images, rate)
 
 
 class SwinStage(BaseModule):
     """Blocks on regular and shifted windows in turn, then patch merging.
 
-    Tokens are gathered into windows once, stay there through norms, attention, residuals and MLPs, and move from one
-    layout to the next in one gather, because a shift is only another layout.
+    Between patch merging, tokens are packed: those inside their images' extents, nothing else. Only attention needs
+    windows, and a shift is only another layout.
 
     Args:
         embed_dims (int): Channels.
@@ -118,12 +116,10 @@ class SwinStage(BaseModule):
             WindowLayout.build(size, self.window_size, by, extents, mask_padding=self.mask_padding,
                                shift_covered_axes=self.shift_covered_axes, device=tokens.device)
             for by in ((0, 0), shift))
-        layout = regular
-        x = into_windows(layout)(tokens.flatten(0, 1))
+        x = tokens.flatten(0, 1)
+        padded = len(regular.outside) > 0
+        x = pack(regular)(x) if padded else x
         for index, block in enumerate(self.blocks):
-            target = shifted if index % 2 else regular
-            if target is not layout:
-                x, layout = between(layout, target)(x), target
-            windows = x.view(*layout.slots.shape, -1)
-            x = block(windows, layout, self.mask_padding).flatten(0, 1)
-        return onto_map(layout)(x).view_as(tokens)
+            x = block(x, shifted if index % 2 else regular, self.mask_padding)
+        x = pack(regular).inverse(x) if padded else x
+        return x.view_as(tokens)

@@ -41,29 +41,33 @@ def resize_table(table: Tensor, old_sides: Tuple[int, int], new_sides: Tuple[int
     return grid.flatten(2)[0].T.contiguous()
 
 
-def source_window(rows: int, index: Optional[Tensor], name: str) -> Tuple[int, int]:
+def source_window(rows: int, index: Optional[Tensor], likely: Tuple[int, int], name: str) -> Tuple[int, int]:
     """The window that a table was made for.
 
     Args:
         rows (int): Rows of the table, ``(2 * wh - 1) * (2 * ww - 1)``.
-        index (Tensor, optional): The ``relative_position_index`` beside it, ``(wh * ww, wh * ww)`` or flat. Its first
-            row walks through the offsets ``(0, 0), (0, -1), ...`` and tells the sides apart.
+        index (Tensor, optional): The ``relative_position_index`` beside it, ``(wh * ww, wh * ww)`` or flat, which
+            tells the sides apart.
+        likely (tuple[int, int]): The window to assume if it fits and there is no index.
         name (str): The table's name, for the message.
 
     Returns:
-        tuple[int, int]: Height and width. Without an index the window must be square.
+        tuple[int, int]: Height and width. Without an index, a window other than ``likely`` must be square.
 
     Raises:
         InputError: If the window can't be told.
     """
     if index is not None:
-        slots = math.isqrt(index.numel())
-        # of two slots in neighbouring rows of the window, the indices differ by one row of offsets, 2 * ww - 1
+        index = index.flatten()
+        slots = math.isqrt(len(index))
         for width in (w for w in range(1, slots + 1) if slots % w == 0):
             height = slots // width
-            step = int(index.flatten()[0] - index.flatten()[width]) if height > 1 else 2 * width - 1
-            if (2 * height - 1) * (2 * width - 1) == rows and step == 2 * width - 1:
+            # from a slot to the one below, the index falls by one row of offsets
+            below = int(index[0] - index[width]) if height > 1 else 2 * width - 1
+            if (2 * height - 1) * (2 * width - 1) == rows and below == 2 * width - 1:
                 return height, width
+    if (2 * likely[0] - 1) * (2 * likely[1] - 1) == rows:
+        return likely
     side = math.isqrt(rows)
     if side * side == rows and side % 2:
         return (side + 1) // 2, (side + 1) // 2

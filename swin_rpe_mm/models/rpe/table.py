@@ -81,8 +81,7 @@ class TableRPE(BaseModule):
         if self.key_size != self.window_size or len(self.window_size) != 2:
             raise InputError('resample() needs a two-dimensional table with equal query and key windows, got '
                              f'{self.window_size} and {self.key_size}')
-        old_sides = self.sides
-        self.window_size = self.key_size = tuple(window)
         table = self.relative_position_bias_table
-        table.data = resize_table(table.data, old_sides, self.sides, mode)
+        table.data = resize_table(table.data, self.sides, tuple(2 * side - 1 for side in window), mode)
         table.grad = None
+        self.window_size = self.key_size = tuple(window)
