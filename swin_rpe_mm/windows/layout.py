@@ -13,7 +13,7 @@ padding between the first and the last token, and the seam in the wrong place.
 """
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Optional, Sequence, Tuple
+from typing import Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor
@@ -69,7 +69,7 @@ class WindowLayout:
               halo: Size = (0, 0),
               mask_padding: bool = True,
               shift_covered_axes: bool = True,
-              device: torch.device = torch.device('cpu')) -> 'WindowLayout':
+              device: Union[str, torch.device] = 'cpu') -> 'WindowLayout':
         """Lay windows over maps.
 
         An image's windows are those it would have alone: they depend on its extent, not on the map it sits in.

@@ -5,6 +5,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+try:
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+except ImportError:  # torch < 2.3, which has no cuDNN kernel to leave out
+    sdpa_kernel = None
+
+_MAX_BATCH = 65535  # windows that the CUDA kernels take in one call
+
 
 def eager(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor], visible: Optional[Tensor],
           dropout: float) -> Tensor:
@@ -43,7 +50,16 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor], visible: Optio
             mask = mask.masked_fill(~visible[:, None], float('-inf'))
     elif visible is not None:
         mask = visible[:, None]
-    return F.scaled_dot_product_attention(q, k, v, mask, dropout, scale=1.0)
+    if q.device.type != 'cuda' or sdpa_kernel is None:
+        return F.scaled_dot_product_attention(q, k, v, mask, dropout, scale=1.0)
+    # cuDNN's kernel gives NaN gradients for some masks (pytorch/pytorch#196678) and plans anew for every size
+    with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+        parts = []
+        for start in range(0, len(q), _MAX_BATCH):
+            part = slice(start, start + _MAX_BATCH)
+            part_mask = mask[part] if mask is not None and len(mask) > 1 else mask
+            parts.append(F.scaled_dot_product_attention(q[part], k[part], v[part], part_mask, dropout, scale=1.0))
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 BACKENDS: Dict[str, Callable] = {'eager': eager, 'sdpa': sdpa}

@@ -1,6 +1,6 @@
 """Where the keys lie relative to the queries, in any number of axes. The only place where coordinates are made."""
 from functools import lru_cache
-from typing import NamedTuple, Tuple
+from typing import NamedTuple, Tuple, Union
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ class WindowGeometry(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def offsets(geometry: WindowGeometry, device: torch.device = torch.device('cpu')) -> Tensor:
+def offsets(geometry: WindowGeometry, device: Union[str, torch.device] = 'cpu') -> Tensor:
     """Query coordinate minus key coordinate for every pair of slots.
 
     Args:
@@ -47,7 +47,7 @@ def _coordinates(size: Tuple[int, ...], origin: Tuple[int, ...]) -> Tensor:
 
 
 @lru_cache(maxsize=64)
-def table_rows(geometry: WindowGeometry, device: torch.device = torch.device('cpu')) -> Tensor:
+def table_rows(geometry: WindowGeometry, device: Union[str, torch.device] = 'cpu') -> Tensor:
     """Row of a table with one entry per offset, for every pair of slots.
 
     Along an axis with ``wq`` queries and ``wk`` keys there are ``wq + wk - 1`` offsets. The smallest, that of the
