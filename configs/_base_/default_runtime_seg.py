@@ -17,7 +17,7 @@ env_cfg = dict(
 
 vis_backends = [dict(type='LocalVisBackend')]
 visualizer = dict(type='SegLocalVisualizer', vis_backends=vis_backends, name='visualizer')
-log_processor = dict(type='LogProcessor', window_size=50, by_epoch=False)
+log_processor = dict(by_epoch=False)
 
 log_level = 'INFO'
 load_from = None

@@ -92,7 +92,7 @@ def test_bccd_boxes_cover_the_pixels_that_voc_names(converters, tmp_path):
                 assert annotation['area'] == named.sum()
 
 
-@pytest.mark.parametrize('old, new, sentence', [
+@pytest.mark.parametrize(('old', 'new', 'sentence'), [
     ('<name>WBC</name>', '<name>wbc</name>', "names the class 'wbc'; allowed are RBC, WBC, Platelets"),
     ('<xmax>30</xmax>', '<xmax>3</xmax>', 'has an empty box of WBC'),
     ('</annotation>', '', 'can not be read as VOC xml'),
@@ -208,7 +208,7 @@ def test_camvid_reports_a_label_that_does_not_exist(converters, tmp_path):
         converters['camvid'].convert(tmp_path, tmp_path / 'out')
 
 
-@pytest.mark.parametrize('name, make, victim', [
+@pytest.mark.parametrize(('name', 'make', 'victim'), [
     ('bccd', make_bccd, 'BCCD/JPEGImages/BloodImage_00000.jpg'),
     ('nuclei', make_nuclei, 'stage1_train/c3/masks/002.png'),
     ('nuclei', make_nuclei, 'stage1_train/e5/images/e5.png'),

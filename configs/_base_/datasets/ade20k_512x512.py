@@ -26,7 +26,7 @@ tta_pipeline = [
                     [
                         dict(type='RandomFlip', prob=0., direction='horizontal'),
                         dict(type='RandomFlip', prob=1., direction='horizontal')
-                    ], [dict(type='LoadAnnotations', reduce_zero_label=True)], [dict(type='PackSegInputs')]])
+                    ], [dict(type='LoadAnnotations')], [dict(type='PackSegInputs')]])
 ]
 train_dataloader = dict(
     batch_size=2,
