@@ -1,4 +1,5 @@
 """What a checkpoint file holds for a backbone, and what became of it."""
+from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Dict, Optional, Sequence
 
@@ -26,10 +27,18 @@ def unwrap(checkpoint: dict, prefix: Optional[str] = None) -> Dict[str, Tensor]:
         if isinstance(checkpoint.get(wrapper), dict):
             checkpoint = checkpoint[wrapper]
             break
-    weights = {key.removeprefix('module.'): value for key, value in checkpoint.items() if isinstance(value, Tensor)}
     prefix = (prefix or 'backbone').rstrip('.') + '.'
-    inner = {key[len(prefix):]: value for key, value in weights.items() if key.startswith(prefix)}
-    return inner or weights
+    weights = {key: value for key, value in checkpoint.items() if isinstance(value, Tensor)}
+    weights = OrderedDict(_strip(_strip(weights, 'module.'), prefix))
+    # what modules noted beside their weights, under their own names; torch's load_state_dict looks for it here
+    weights._metadata = _strip(_strip(getattr(checkpoint, '_metadata', {}), 'module.'), prefix)
+    return weights
+
+
+def _strip(entries: dict, prefix: str) -> dict:
+    """The entries under ``prefix``, without it; all of them if there are none."""
+    inner = {key[len(prefix):]: value for key, value in entries.items() if key.startswith(prefix)}
+    return inner or entries
 
 
 @dataclass(frozen=True)

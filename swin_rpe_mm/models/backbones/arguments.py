@@ -40,7 +40,7 @@ class Arguments:
 def check_arguments(arch: str, embed_dims: Optional[int], depths: Optional[Sequence[int]],
                     num_heads: Optional[Sequence[int]], window_size, patch_size, strides: Sequence,
                     pretrain_img_size, out_indices: Sequence[int], rpe: Optional[dict], attn_backend: str,
-                    drop_path_rate: float, frozen_stages: int) -> Arguments:
+                    drop_path_rate: float, frozen_stages: int, in_channels: int, mlp_ratio: float) -> Arguments:
     """Fill in what ``arch`` stands for, and check that everything fits together.
 
     Raises:
@@ -55,6 +55,9 @@ def check_arguments(arch: str, embed_dims: Optional[int], depths: Optional[Seque
     num_heads = tuple(preset[2] if num_heads is None else num_heads)
     stages = len(depths)
 
+    for name, value in (('embed_dims', embed_dims), ('in_channels', in_channels), ('mlp_ratio', mlp_ratio)):
+        if value <= 0:
+            raise InputError(f'{name} must be positive, got {value}')
     for name, value in (('depths', depths), ('num_heads', num_heads), ('strides', tuple(strides))):
         if len(value) != stages:
             raise InputError(f'{name} must have one entry per stage, {stages} as depths has, got {value}')

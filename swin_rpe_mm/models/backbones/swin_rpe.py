@@ -1,4 +1,5 @@
 """Swin Transformer (arXiv 2103.14030, figure 3) for dense prediction."""
+from pickle import UnpicklingError
 from typing import List, Optional, Sequence, Tuple, Union
 
 import torch
@@ -19,6 +20,8 @@ from .arguments import check_arguments
 
 Size = Tuple[int, int]
 IntOrPair = Union[int, Size]
+
+_SWIN_TABLE = dict(type='TableRPE')
 
 
 @register_everywhere(MODELS)
@@ -95,7 +98,7 @@ class SwinRPE(BaseModule):
                  init_cfg: Optional[dict] = None,
                  *,
                  arch: str = 'tiny',
-                 rpe: Optional[dict] = dict(type='TableRPE'),
+                 rpe: Optional[dict] = _SWIN_TABLE,
                  mask_padding: bool = True,
                  shift_covered_axes: bool = True,
                  attn_backend: str = 'sdpa'):
@@ -105,7 +108,8 @@ class SwinRPE(BaseModule):
             init_cfg = dict(type='Pretrained', checkpoint=pretrained)
         super().__init__(init_cfg=init_cfg)
         arguments = check_arguments(arch, embed_dims, depths, num_heads, window_size, patch_size, strides,
-                                    pretrain_img_size, out_indices, rpe, attn_backend, drop_path_rate, frozen_stages)
+                                    pretrain_img_size, out_indices, rpe, attn_backend, drop_path_rate, frozen_stages,
+                                    in_channels, mlp_ratio)
         norm_cfg = norm_cfg or dict(type='LN')
         self.mask_padding = mask_padding
         self.patch_size = arguments.patch_size
@@ -248,22 +252,23 @@ class SwinRPE(BaseModule):
         try:
             checkpoint = CheckpointLoader.load_checkpoint(source, map_location='cpu')
         except FileNotFoundError as error:
-            raise InputError(f'the checkpoint {source} of init_cfg is not there') from error
-        weights = to_mm_layout(unwrap(checkpoint, prefix))
-        report = LoadReport.compare(list(self.state_dict()), [key for key in weights if not _is_index(key)])
+            raise InputError(f'the checkpoint {source} of init_cfg does not exist') from error
+        except (OSError, EOFError, RuntimeError, UnpicklingError) as error:
+            raise InputError(f'the checkpoint {source} of init_cfg cannot be read: it is no PyTorch checkpoint, or '
+                             'only part of one') from error
+        weights = unwrap(checkpoint, prefix)
+        own_keys = [key for key in to_mm_layout(weights) if not key.endswith('relative_position_index')]
+        report = LoadReport.compare(list(self.state_dict()), own_keys)
         report.check(str(source), 'SwinRPE')
         self.load_state_dict(weights, strict=False)
         print_log(f'SwinRPE loaded {source}: {report}', 'current')
 
 
-def _is_index(key: str) -> bool:
-    return key.endswith('relative_position_index')
-
-
 def _convert_on_load(module: SwinRPE, state_dict: dict, prefix: str, *_) -> None:
     """Bring the weights under ``prefix`` into our layout, whoever loads them."""
     own = {key: state_dict.pop(key) for key in list(state_dict) if key.startswith(prefix)}
-    weights = to_mm_layout({key[len(prefix):]: value for key, value in own.items()})
+    own = {key[len(prefix):]: value for key, value in own.items()}
+    weights = to_mm_layout(own if prefix else unwrap(own))
     if weights:
         LoadReport.compare(list(module.state_dict()), list(weights)).check('the checkpoint', 'SwinRPE')
     embedding = weights.get('absolute_pos_embed')
