@@ -26,9 +26,9 @@ from tqdm import tqdm
 from swin_rpe_mm.errors import InputError
 
 SHAPES = ('circle', 'square', 'triangle', 'star')
-SIDES = (96, 160)
-RADII = (14, 34)
-MAX_SHAPES = 5
+SIDES = (80, 128)
+RADII = (14, 32)
+MAX_SHAPES = 4
 MIN_VISIBLE = 0.5
 VERSION = 1
 

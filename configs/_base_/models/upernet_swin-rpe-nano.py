@@ -1,0 +1,8 @@
+# UPerNet narrow enough for a CPU, for training from random weights: group norm instead of batch statistics
+_base_ = './upernet_swin-rpe.py'
+
+norm_cfg = dict(type='GN', num_groups=8)
+model = dict(
+    backbone=dict(arch='nano', drop_path_rate=0.),
+    decode_head=dict(in_channels=[32, 64, 128, 256], channels=32, norm_cfg=norm_cfg),
+    auxiliary_head=dict(in_channels=128, channels=32, norm_cfg=norm_cfg))
