@@ -8,9 +8,12 @@ import cv2
 import numpy as np
 import pycocotools.mask
 import pytest
+from mmengine.config import Config
+from mmengine.registry import DATASETS, init_default_scope
 from pycocotools.coco import COCO
 
 CONVERTERS = Path(__file__).parents[2] / 'tools/dataset_converters'
+CONFIGS = Path(__file__).parents[2] / 'configs'
 
 
 @pytest.fixture
@@ -267,3 +270,36 @@ def test_the_result_is_json_of_plain_numbers(converters, tmp_path):
     content = json.loads((tmp_path / 'out/annotations/instances_train.json').read_text())
     assert set(content) == {'images', 'annotations', 'categories'}
     assert [a['id'] for a in content['annotations']] == list(range(1, len(content['annotations']) + 1))
+
+
+def read_with_config(name: str, data_root: Path) -> list:
+    """The training samples, before any transform, that the data set of a config finds in ``data_root``."""
+    (path, ) = CONFIGS.glob(f'{name}/*.py')
+    cfg = Config.fromfile(path)
+    init_default_scope(cfg.default_scope)
+    dataset = DATASETS.build(dict(cfg.train_dataloader.dataset, data_root=str(data_root), pipeline=[], filter_cfg=None))
+    return [dataset[i] for i in range(len(dataset))]
+
+
+def test_the_configs_find_what_the_converters_write(converters, tmp_path):
+    make_bccd(tmp_path / 'src/bccd')
+    masks = make_nuclei(tmp_path / 'src/nuclei')
+    make_camvid(tmp_path / 'src/camvid')
+    for name in ('bccd', 'nuclei', 'camvid'):
+        converters[name].convert(tmp_path / 'src' / name, tmp_path / name)
+
+    boxes = read_with_config('bccd', tmp_path / 'bccd')
+    assert [Path(sample['img_path']).stem for sample in boxes] == list(BCCD['train'])
+    assert [instance['bbox_label'] for instance in boxes[0]['instances']] == [1, 0]
+    assert boxes[0]['instances'][0]['bbox'] == [4, 6, 30, 40]
+
+    for sample in read_with_config('nuclei', tmp_path / 'nuclei'):
+        expected = masks[Path(sample['img_path']).stem]
+        found = [pycocotools.mask.decode(instance['mask']).astype(bool) for instance in sample['instances']]
+        assert np.array_equal(found, expected)
+
+    scenes = read_with_config('camvid', tmp_path / 'camvid')
+    assert len(scenes) == 2
+    for sample in scenes:
+        assert Path(sample['img_path']).is_file()
+        assert Path(sample['seg_map_path']).is_file()
