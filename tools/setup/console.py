@@ -1,6 +1,8 @@
 """What the reader sees: numbered steps, and long commands with the time they have taken so far."""
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -25,35 +27,43 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
-def run(command: Sequence[str], log: Path, env: Mapping[str, str], progress: Callable[[], str] | None = None) -> bool:
-    """Run a command into the log, showing elapsed time and ``progress()``; True if it succeeded."""
+def run(command: Sequence[str], log: Path, env: Mapping[str, str],
+        progress: Callable[[float], str] | None = None) -> bool:
+    """Run a command into the log, showing elapsed time and ``progress(elapsed)``; True if it succeeded."""
     on_terminal = sys.stdout.isatty()
     start = shown = time.monotonic()
     with log.open('ab') as out:
         out.write(f'\n$ {" ".join(command)}\n'.encode())
         out.flush()
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=env)
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=env,
+                                   start_new_session=True)
         try:
             while process.poll() is None:
                 time.sleep(0.2)
                 now = time.monotonic()
                 if now - shown >= (1 if on_terminal else LINE_EVERY_S):
                     shown = now
-                    text = f'      {duration(now - start)}{", " + progress() if progress else ""}'
+                    text = f'      {duration(now - start)}{", " + progress(now - start) if progress else ""}'
                     print(f'\r{text:<78.78}' if on_terminal else text, end='' if on_terminal else '\n', flush=True)
         finally:
             if process.poll() is None:
-                process.terminate()
+                os.killpg(process.pid, signal.SIGTERM)  # pip's compilers too: none may go on in the background
                 process.wait()
             if on_terminal:
                 print(f'\r{"":<78}\r', end='', flush=True)
     return process.returncode == 0
 
 
+def remaining(done: int, total: int, seconds: float) -> str:
+    """``10 of 78 files, about 2 min 0 s left``; no estimate before the first few."""
+    left = f', about {duration(seconds * (total - done) / done)} left' if 5 <= done < total else ''
+    return f'{done} of {total} files{left}'
+
+
 def last_line(log: Path) -> str:
     """The newest line of the log: what a quiet command is doing."""
     with log.open('rb') as file:
-        file.seek(max(0, log.stat().st_size - 400))
+        file.seek(max(0, log.stat().st_size - 10_000))
         lines = file.read().decode(errors='replace').split('\n')
     return next((line.strip() for line in reversed(lines) if line.strip()), '')[:60]
 

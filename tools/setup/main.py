@@ -148,7 +148,7 @@ class Setup:
     def _pip(self, *arguments: str) -> None:
         command = [str(self.python), '-m', 'pip', *arguments, '--disable-pip-version-check', '--no-input',
                    '--progress-bar', 'off']
-        if not run(command, self.log, self.env, lambda: last_line(self.log)):
+        if not run(command, self.log, self.env, lambda _: last_line(self.log)):
             raise SetupError(f'pip failed (is there a connection?); the end of {self.log}:\n{tail(self.log)}')
 
     def _say(self, text: str) -> None:
@@ -167,6 +167,7 @@ def main() -> int:
     parser.add_argument('--quiet', action='store_true', help='say nothing when nothing is left to do')
     quiet = parser.parse_args().quiet
     signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGHUP, stop)
     machine, key, venv = machines.look(), stamps.key_of(ROOT, stamps.inputs(ROOT)), ROOT / '.venv'
     with open(__file__, 'rb+') as lock:
         try:

@@ -137,8 +137,8 @@ class MMCVBuild:
         if self.level == 'cuda':
             files += [*csrc.glob('cuda/*.cu'), *csrc.glob('cuda/*.cpp')]
 
-        def progress() -> str:
-            return f'{sum(1 for _ in source.glob("build/temp*/**/*.o"))} of {len(files)} files'
+        def progress(seconds: float) -> str:
+            return console.remaining(sum(1 for _ in source.glob('build/temp*/**/*.o')), len(files), seconds)
 
         env = {**self.env, **build_environment(self.level, self.torch, jobs, header)}
         seconds = estimate_s(self.level, jobs, header is not None)
