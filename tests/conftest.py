@@ -1,0 +1,19 @@
+"""Fixtures of all tests, and the table of worst errors at the end of a run."""
+import pytest
+import torch
+from oracles.compare import FIGURES
+
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    """One thread and one seed: a test gives the same numbers alone, in any order and on any machine."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Print the worst error of each figure that was recorded."""
+    if FIGURES:
+        terminalreporter.section('worst errors')
+        for name, (error, count) in sorted(FIGURES.items()):
+            terminalreporter.line(f'{name:<60} {error:9.2e} over {count} comparisons')

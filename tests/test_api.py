@@ -1,0 +1,77 @@
+"""What is public, and how configs reach it."""
+import subprocess
+import sys
+import textwrap
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import swin_rpe_mm
+
+REGISTRIES = ['mmdet', 'mmseg', 'mmengine']
+
+
+def run(code: str) -> str:
+    """Run Python code in a fresh process; its output."""
+    done = subprocess.run([sys.executable, '-W', 'ignore', '-c', textwrap.dedent(code)], capture_output=True, text=True,
+                          timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout.strip().splitlines()[-1] if done.stdout.strip() else ''
+
+
+def test_public_names():
+    for name in ('SwinRPE', 'attach_extents', 'get_extents', 'InputError', 'DetDataPreprocessor',
+                 'SegDataPreprocessor', '__version__'):
+        assert name in swin_rpe_mm.__all__
+        assert getattr(swin_rpe_mm, name) is not None
+    assert issubclass(swin_rpe_mm.InputError, ValueError)
+    with pytest.raises(AttributeError, match='no_such_name'):
+        _ = swin_rpe_mm.no_such_name
+
+
+def test_import_needs_neither_mmdet_nor_mmseg():
+    loaded = run('import sys, swin_rpe_mm; swin_rpe_mm.SwinRPE(arch="nano");'
+                 'print([name for name in ("mmdet", "mmseg") if name in sys.modules])')
+    assert loaded == '[]'
+
+
+@pytest.mark.parametrize('module', ['swin_rpe_mm.windows.layout', 'swin_rpe_mm.padding.extents',
+                                    'swin_rpe_mm.models.rpe.offsets'])
+def test_lowest_rooms_import_only_torch(module):
+    lines = Path(import_module(module).__file__).read_text().splitlines()
+    imported = [line.split()[1] for line in lines if line.startswith(('import ', 'from '))]
+    allowed = {'torch', 'typing', 'dataclasses', 'functools', '..errors'}
+    assert {name if name.startswith('.') else name.split('.')[0] for name in imported} <= allowed
+
+
+@pytest.mark.parametrize('registry', REGISTRIES)
+def test_with_custom_imports(registry):
+    """As configs do it: both names, also under the other project's default scope, whose own names stay its own."""
+    names = run(f"""
+        import swin_rpe_mm
+        from {registry}.registry import MODELS
+        models = [MODELS.build(dict(type=name, arch='nano')) for name in ('SwinRPE', 'swin_rpe_mm.SwinRPE')]
+        if '{registry}' != 'mmengine':
+            from {registry}.utils import register_all_modules
+            register_all_modules(init_default_scope=True)
+            models.append(MODELS.build(dict(type='swin_rpe_mm.SwinRPE', arch='nano', rpe=dict(type='TableRPE'))))
+            name = dict(mmdet='DetDataPreprocessor', mmseg='SegDataPreProcessor')['{registry}']
+            assert MODELS.get(name).__module__.startswith('{registry}.')
+            ours = MODELS.build(dict(type='swin_rpe_mm.' + name.replace('Processor', 'processor')))
+            assert type(ours).__module__.startswith('swin_rpe_mm.') and isinstance(ours, MODELS.get(name))
+        print({{type(model).__module__ for model in models}})
+    """)
+    assert names == "{'swin_rpe_mm.models.backbones.swin_rpe'}"
+
+
+@pytest.mark.parametrize('registry', REGISTRIES)
+def test_with_its_scope_alone(registry):
+    """Without ``custom_imports`` the scope in the name is enough."""
+    assert run(f"""
+        from {registry}.registry import MODELS
+        if '{registry}' != 'mmengine':
+            name = dict(mmdet='DetDataPreprocessor', mmseg='SegDataPreprocessor')['{registry}']
+            assert type(MODELS.build(dict(type='swin_rpe_mm.' + name))).__module__.startswith('swin_rpe_mm.')
+        print(type(MODELS.build(dict(type='swin_rpe_mm.SwinRPE', arch='nano'))).__name__)
+    """) == 'SwinRPE'
