@@ -47,4 +47,6 @@ def _mm_order(key: str, value: Tensor) -> Tensor:
     if '.downsample.norm.' in key or key.endswith('.downsample.reduction.weight'):
         by_token = value.unflatten(-1, (4, -1))[..., [0, 2, 1, 3], :]
         return by_token.transpose(-2, -1).flatten(-2)
+    if key == 'absolute_pos_embed' and value.ndim == 4:  # the detection repository keeps a map, (1, C, H, W)
+        return value.flatten(2).transpose(1, 2)
     return value

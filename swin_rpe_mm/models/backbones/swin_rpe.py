@@ -1,4 +1,5 @@
 """Swin Transformer (arXiv 2103.14030, figure 3) for dense prediction."""
+import math
 from pickle import UnpicklingError
 from typing import List, Optional, Sequence, Tuple, Union
 
@@ -279,9 +280,13 @@ def _convert_on_load(module: SwinRPE, state_dict: dict, prefix: str, *_) -> None
 
 def _fit_embedding(embedding: Tensor, module: SwinRPE) -> Tensor:
     """A square image's embedding ``(1, tokens, C)`` for the module's pretrain size."""
-    if embedding.shape[1] == module.absolute_pos_embed.shape[1]:
+    tokens = embedding.shape[1]
+    if tokens == module.absolute_pos_embed.shape[1]:
         return embedding
-    side = round(embedding.shape[1]**0.5)
+    side = math.isqrt(tokens)
+    if side * side != tokens:
+        raise InputError(f'absolute_pos_embed of the checkpoint has {tokens} tokens, which is no square image; give '
+                         'pretrain_img_size as it was in pre-training')
     grid = embedding.transpose(1, 2).unflatten(2, (side, side))
     grid = F.interpolate(grid, size=module.pos_embed_size, mode='bicubic', align_corners=False)
     return grid.flatten(2).transpose(1, 2)
