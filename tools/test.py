@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from swin_rpe_mm.engine.cli import add_common_arguments, export_local_rank, run_tool
 from swin_rpe_mm.engine.configs import load_config, set_work_dir
 from swin_rpe_mm.engine.evaluation import augment_at_test_time, draw_predictions, write_predictions
-from swin_rpe_mm.engine.processes import stop_processes
 from swin_rpe_mm.engine.runs import build_runner, prepare_run
 
 
@@ -38,9 +37,7 @@ def main(argv: Sequence[str] | None = None) -> dict:
     if args.tta:
         notes += augment_at_test_time(cfg)
     notes += prepare_run(cfg, ['test'])
-    metrics = build_runner(cfg, notes).test()
-    stop_processes()
-    return metrics
+    return build_runner(cfg, notes).test()
 
 
 if __name__ == '__main__':

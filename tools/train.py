@@ -14,7 +14,6 @@ from swin_rpe_mm.engine.configs import (
     set_work_dir,
     use_amp,
 )
-from swin_rpe_mm.engine.processes import stop_processes
 from swin_rpe_mm.engine.runs import build_runner, prepare_run
 
 
@@ -49,7 +48,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     save_whole_checkpoints(cfg)
     notes += prepare_run(cfg, ['train', 'val'] if cfg.get('val_cfg') else ['train'])
     build_runner(cfg, notes).train()
-    stop_processes()
 
 
 if __name__ == '__main__':

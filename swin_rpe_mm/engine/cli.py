@@ -10,6 +10,7 @@ from collections.abc import Callable
 from mmengine.config import DictAction
 
 from ..errors import InputError
+from .processes import end_process
 
 _UNKNOWN_TYPE = re.compile(r'([\w.]+) is not in the (\S+) registry')
 
@@ -47,6 +48,7 @@ def run_tool(main: Callable[[], None]) -> None:
             raise
         print(f'error: {sentence}', file=sys.stderr, flush=True)
         sys.exit(2)
+    end_process()
 
 
 def sentence_of(error: BaseException) -> str | None:

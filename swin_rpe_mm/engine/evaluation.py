@@ -7,7 +7,7 @@ from copy import deepcopy
 from mmengine.config import Config, ConfigDict
 
 from ..errors import InputError
-from .configs import as_list, leaf_datasets, task_of
+from .configs import as_list, leaf_datasets, task_of, walk
 
 _HOOKS = {'detection': 'DetVisualizationHook', 'segmentation': 'SegVisualizationHook'}
 
@@ -60,6 +60,9 @@ def augment_at_test_time(cfg: Config) -> list[str]:
     absent = [name for name in ('tta_model', 'tta_pipeline') if name not in cfg]
     if absent:
         raise InputError(f'--tta needs {" and ".join(absent)} in the config, which lacks it')
+    if cfg.tta_model.type.endswith('DetTTAModel') and any(node.get('mask_head') for node in walk(cfg.model)):
+        raise InputError(f'--tta with {cfg.tta_model.type} merges boxes only, and this model predicts masks too '
+                         '(mask_head): test it without --tta')
     cfg.model = ConfigDict(**cfg.tta_model, module=cfg.model)
     for dataset in leaf_datasets(cfg.test_dataloader.dataset):
         dataset.pipeline = cfg.tta_pipeline

@@ -2,7 +2,9 @@
 from __future__ import annotations
 
 import datetime
+import gc
 import os
+import sys
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -48,10 +50,22 @@ def start_processes(cfg: Config) -> list[str]:
     return ['there is no GPU: the processes run on the CPU and talk through gloo']
 
 
-def stop_processes() -> None:
-    """Leave the other processes in good order, if there are any."""
-    if is_distributed():
-        torch.distributed.destroy_process_group()
+def end_process() -> None:
+    """Leave the other processes in good order, if there are any; for the very end of a program.
+
+    With gloo this ends the program: its threads may still be running when the interpreter takes them down, which now
+    and then aborts a process whose work is done.
+    """
+    if not is_distributed():
+        return
+    gc.collect()  # data loaders stop their workers when they are collected
+    with_gloo = torch.distributed.get_backend() == 'gloo'
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+    if with_gloo:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
 
 
 def on_main_process(check: Callable[[], T]) -> T:

@@ -3,6 +3,10 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -139,16 +143,26 @@ def write_config(path: Path, task: str, data: Path | str, extra: str = '') -> Pa
     return path
 
 
+@pytest.fixture(params=['detection', 'segmentation'])
+def task(request) -> str:
+    """Both tasks."""
+    return request.param
+
+
 @pytest.fixture
 def tiny_data(tmp_path: Path) -> Path:
     """A data set of its own for each test, which may spoil it."""
     return draw_data(tmp_path / 'data')
 
 
-@pytest.fixture(params=['detection', 'segmentation'])
-def task(request) -> str:
-    """Both tasks."""
-    return request.param
+@pytest.fixture
+def make_config(tmp_path: Path, tiny_data: Path) -> Callable[..., str]:
+    """``make_config(task, extra='', data=..., name=...)`` writes a config for the tiny data and returns its path."""
+
+    def make(task: str, extra: str = '', data: Path | str = tiny_data, name: str = 'tiny') -> str:
+        return str(write_config(tmp_path / 'configs' / f'{name}_{task}.py', task, data, extra))
+
+    return make
 
 
 def load_tool(name: str) -> ModuleType:
@@ -160,12 +174,26 @@ def load_tool(name: str) -> ModuleType:
 
 
 @pytest.fixture(scope='session')
-def train():
+def train_tool() -> Callable:
     """``main`` of ``tools/train.py``."""
     return load_tool('train').main
 
 
 @pytest.fixture(scope='session')
-def test():
+def test_tool() -> Callable:
     """``main`` of ``tools/test.py``."""
     return load_tool('test').main
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess]:
+    """``command(*args, **environment)`` runs a program in an empty folder and returns how it ended."""
+
+    def run(*args: str, **environment: str) -> subprocess.CompletedProcess:
+        (tmp_path / 'elsewhere').mkdir(exist_ok=True)
+        path = f'{Path(sys.executable).parent}{os.pathsep}{os.environ["PATH"]}'  # the scripts call plain python
+        return subprocess.run(
+            args, cwd=tmp_path / 'elsewhere', env={**os.environ, 'PATH': path, 'OMP_NUM_THREADS': '1', **environment},
+            capture_output=True, text=True, timeout=300)
+
+    return run
