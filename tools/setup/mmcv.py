@@ -147,7 +147,9 @@ class MMCVBuild:
                     '      packing mmcv without ops')
         out = self.work / 'wheel'
         shutil.rmtree(out, ignore_errors=True)
-        ok = console.run([*self._pip('wheel'), '-v', '--no-deps', '--no-build-isolation', '-w', str(out), str(source)],
+        # Isolated from torch, mmcv leaves its ops out; nothing else tells every release to.
+        isolation = [] if self.level == 'none' else ['--no-build-isolation']
+        ok = console.run([*self._pip('wheel'), '-v', '--no-deps', *isolation, '-w', str(out), str(source)],
                          self.log, env, progress if self.level != 'none' else None)
         return next(out.glob('*.whl'), None) if ok else None
 
