@@ -9,7 +9,7 @@ model = dict(roi_head=dict(bbox_head=dict(num_classes=4), mask_head=dict(num_cla
 train_pipeline = [
     dict(type='LoadImageFromFile'),
     dict(type='LoadAnnotations', with_bbox=True, with_mask=True),
-    dict(type='RandomFlip', prob=0.5, direction=['horizontal', 'vertical', 'diagonal']),
+    dict(type='RandomFlip', prob=0.5),
     dict(type='PackDetInputs')
 ]
 test_pipeline = [
@@ -19,7 +19,7 @@ test_pipeline = [
     dict(type='PackDetInputs', meta_keys=('img_id', 'img_path', 'ori_shape', 'img_shape', 'scale_factor'))
 ]
 train_dataloader = dict(
-    batch_size=8,
+    batch_size=4,
     num_workers=1,
     persistent_workers=True,
     sampler=dict(type='InfiniteSampler'),
@@ -50,7 +50,7 @@ val_evaluator = dict(
     type='CocoMetric', ann_file=data_root + 'annotations/instances_val.json', metric=['bbox', 'segm'])
 test_evaluator = val_evaluator
 
-max_iters = 600
+max_iters = 1000
 train_cfg = dict(type='IterBasedTrainLoop', max_iters=max_iters, val_interval=max_iters)
 val_cfg = dict(type='ValLoop')
 test_cfg = dict(type='TestLoop')

@@ -1,9 +1,9 @@
 """Draw the Shapes data set: circles, squares, triangles and stars over textured backgrounds.
 
-Images have mixed sizes, so that a batch of them is padded. Later shapes hide parts of earlier ones, and the labels hold
-what can be seen, as in COCO and ADE20K: an instance's polygons, box and area are those of its visible part, and a pixel
-of the label map has the class of the topmost shape. Polygons follow the pixel edges: rasterised by pycocotools they give
-exactly the pixels of the label map.
+Images have mixed sizes, so that a batch of them is padded. Later shapes hide parts of earlier ones, and the labels
+hold what can be seen, as in COCO and ADE20K: an instance's polygons, box and area are those of its visible part, and a
+pixel of the label map has the class of the topmost shape. Polygons follow the pixel edges: rasterised by pycocotools
+they give exactly the pixels of the label map.
 
     OUT/shapes.json                      what was asked for; written last
     OUT/annotations/instances_train.json COCO instances, categories 1..4 (and instances_val.json)
@@ -23,6 +23,7 @@ import cv2
 import numpy as np
 from tqdm import tqdm
 
+from swin_rpe_mm.engine.cli import run_tool
 from swin_rpe_mm.errors import InputError
 
 SHAPES = ('circle', 'square', 'triangle', 'star')
@@ -30,11 +31,12 @@ SIDES = (80, 128)
 RADII = (14, 32)
 MAX_SHAPES = 4
 MIN_VISIBLE = 0.5
+MAX_TURN = math.pi / 9
 VERSION = 1
 
 
-def outline(shape: str, radius: float, angle: float) -> np.ndarray:
-    """Return the vertices ``(n, 2)`` of a shape around the origin, as (x, y)."""
+def outline(shape: str, radius: float, turn: float) -> np.ndarray:
+    """Return the vertices ``(n, 2)``, as (x, y), of an upright shape around the origin, turned by an angle."""
     if shape == 'circle':
         corners, radii = 64, np.full(64, radius)
     elif shape == 'star':
@@ -42,7 +44,8 @@ def outline(shape: str, radius: float, angle: float) -> np.ndarray:
     else:
         corners = {'triangle': 3, 'square': 4}[shape]
         radii = np.full(corners, radius)
-    turns = angle + np.arange(corners) * (2 * math.pi / corners)
+    first = math.pi / 4 if shape == 'square' else -math.pi / 2  # a corner at the top, but flat sides for the square
+    turns = first + turn + np.arange(corners) * (2 * math.pi / corners)
     return np.stack([np.cos(turns) * radii, np.sin(turns) * radii], axis=1)
 
 
@@ -92,7 +95,7 @@ def draw_scene(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, list[i
     for _ in range(int(rng.integers(2, MAX_SHAPES + 1))):
         shape = int(rng.integers(len(SHAPES)))
         radius = float(rng.uniform(*RADII))
-        vertices = outline(SHAPES[shape], radius, float(rng.uniform(0, 2 * math.pi)))
+        vertices = outline(SHAPES[shape], radius, float(rng.uniform(-MAX_TURN, MAX_TURN)))
         vertices = vertices - vertices.min(0)
         room = np.array([w, h]) - 1 - vertices.max(0)
         vertices = vertices + rng.uniform(0, 1, size=2) * room
@@ -130,9 +133,9 @@ def coco_annotation(mask: np.ndarray, **ids: int) -> dict:
 
 
 def write_png(path: Path, pixels: np.ndarray) -> None:
-    """Write a PNG, or raise: OpenCV only returns False."""
+    """Write a PNG; OpenCV only returns False where it can't."""
     if not cv2.imwrite(str(path), pixels):
-        raise OSError(f'could not write {path}')
+        raise InputError(f'{path} could not be written: check that the disk has room')
 
 
 def write_split(root: Path, split: str, count: int, seed: int) -> None:
@@ -178,7 +181,11 @@ def generate(out: Path, seed: int, train: int, val: int) -> bool:
                          'delete it or choose another --out')
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f'{out} already exists and is not a Shapes data set: choose another --out')
-    out.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(
+            f'the folder {out.parent} could not be made ({error.strerror}): choose another --out') from error
     with tempfile.TemporaryDirectory(prefix=f'.{out.name}-', dir=out.parent) as folder:
         root = Path(folder) / out.name
         root.mkdir()
@@ -194,15 +201,12 @@ def main() -> None:
         description='Draw the Shapes data set: COCO instances and ADE20K-style label maps of the same images.')
     parser.add_argument('--out', type=Path, default=Path('data/shapes'), help='folder to make (default: %(default)s)')
     parser.add_argument('--seed', type=int, default=0, help='the same seed gives the same files (default: %(default)s)')
-    parser.add_argument('--train', type=int, default=2000, help='training images (default: %(default)s)')
+    parser.add_argument('--train', type=int, default=1200, help='training images (default: %(default)s)')
     parser.add_argument('--val', type=int, default=100, help='validation images (default: %(default)s)')
     args = parser.parse_args()
-    try:
-        written = generate(args.out, args.seed, args.train, args.val)
-    except (InputError, OSError) as error:
-        parser.exit(1, f'error: {error}\n')
+    written = generate(args.out, args.seed, args.train, args.val)
     print(f'wrote {args.out}' if written else f'{args.out} already holds this data set: nothing to do')
 
 
 if __name__ == '__main__':
-    main()
+    run_tool(main)

@@ -1,8 +1,10 @@
-# UPerNet narrow enough for a CPU, for training from random weights: group norm instead of batch statistics
+# UPerNet narrow enough for a CPU, for training from random weights: group norm instead of batch statistics, and a loss
+# that is averaged over labelled pixels alone, not over batch padding
 _base_ = './upernet_swin-rpe.py'
 
 norm_cfg = dict(type='GN', num_groups=8)
 model = dict(
     backbone=dict(arch='nano', drop_path_rate=0.),
-    decode_head=dict(in_channels=[32, 64, 128, 256], channels=32, norm_cfg=norm_cfg),
-    auxiliary_head=dict(in_channels=128, channels=32, norm_cfg=norm_cfg))
+    decode_head=dict(
+        in_channels=[32, 64, 128, 256], channels=32, norm_cfg=norm_cfg, loss_decode=dict(avg_non_ignore=True)),
+    auxiliary_head=dict(in_channels=128, channels=32, norm_cfg=norm_cfg, loss_decode=dict(avg_non_ignore=True)))
