@@ -9,7 +9,7 @@ from fake_data import make_all
 from mmengine.config import Config, ConfigDict
 from mmengine.hooks import Hook
 from mmengine.optim import build_optim_wrapper
-from mmengine.registry import MODELS, DefaultScope, init_default_scope
+from mmengine.registry import MODELS, init_default_scope
 from mmengine.runner import Runner
 from torch import nn
 
@@ -18,13 +18,6 @@ FILES = sorted(path for path in CONFIGS.glob('*/*.py') if path.parent.name != '_
 IDS = [str(path.relative_to(CONFIGS)) for path in FILES]
 
 every_config = pytest.mark.parametrize('path', FILES, ids=IDS)
-
-
-@pytest.fixture(autouse=True)
-def _own_scope():
-    """Each test starts without the default scope that the one before it set."""
-    yield
-    DefaultScope._instance_dict.clear()
 
 
 @pytest.fixture(scope='module')

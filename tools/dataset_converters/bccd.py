@@ -17,10 +17,7 @@ SPLITS = ('train', 'val', 'test')
 
 
 def read_boxes(path: Path, width: int, height: int) -> list[dict]:
-    """The objects of one VOC file as COCO annotations without image id.
-
-    Boxes are clipped to the image: a few of the published ones begin at 0, one before the first pixel of VOC.
-    """
+    """The objects of one VOC file as COCO annotations without image id; boxes are clipped to the image."""
     try:
         objects = ElementTree.parse(path).getroot().findall('object')
         named_boxes = [(obj.findtext('name'), [float(obj.findtext(f'bndbox/{key}'))

@@ -35,20 +35,23 @@ def split_samples(samples: list[Path], val_fraction: float, seed: int) -> dict[s
     return dict(train=[s for s in samples if s not in val], val=[s for s in samples if s in val])
 
 
-def read_mask(path: Path, height: int, width: int) -> dict | None:
-    """One mask file as a COCO annotation without image id; None if no pixel is set."""
+def read_mask(path: Path, height: int, width: int) -> np.ndarray:
+    """One mask file as (H, W) bool."""
     mask = np.array(read_image(path).convert('L')) > 0
     if mask.shape != (height, width):
         raise InputError(f'mask {path} is {mask.shape[1]}x{mask.shape[0]} pixels, but its image is {width}x{height}')
-    if not mask.any():
-        return None
+    return mask
+
+
+def annotate(mask: np.ndarray) -> dict:
+    """A mask (H, W) that is not empty as a COCO annotation without image id."""
     rle = pycocotools.mask.encode(np.asfortranarray(mask, dtype=np.uint8))
     return dict(
         category_id=1,
         bbox=pycocotools.mask.toBbox(rle).tolist(),
         area=int(mask.sum()),
         iscrowd=0,
-        segmentation=dict(size=[height, width], counts=rle['counts'].decode('ascii')))
+        segmentation=dict(size=list(mask.shape), counts=rle['counts'].decode('ascii')))
 
 
 def convert(src: Path, out: Path, val_fraction: float = 0.2, seed: int = 0) -> str:
@@ -64,9 +67,9 @@ def convert(src: Path, out: Path, val_fraction: float = 0.2, seed: int = 0) -> s
                 image = read_image(sample / 'images' / name).convert('RGB')
                 images.append(dict(id=image_id, file_name=name, height=image.height, width=image.width))
                 for path in sorted(sample.glob('masks/*.png')):
-                    annotation = read_mask(path, image.height, image.width)
-                    if annotation is not None:
-                        annotations.append(dict(image_id=image_id, **annotation))
+                    mask = read_mask(path, image.height, image.width)
+                    if mask.any():
+                        annotations.append(dict(image_id=image_id, **annotate(mask)))
                 image.save(part / 'images' / name)
             write_coco(part / f'annotations/instances_{split}.json', images, annotations, CLASSES)
             lines.append(f'{split}: {len(images)} images, {len(annotations)} nuclei')
