@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from swin_rpe_mm.engine.cli import add_common_arguments, export_local_rank, run_tool
 from swin_rpe_mm.engine.configs import (
     add_tensorboard,
+    check_optimizer,
     load_config,
     save_whole_checkpoints,
     scale_lr,
@@ -40,6 +41,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     cfg = load_config(args.config, args.cfg_options)
     cfg.launcher = args.launcher
     set_work_dir(cfg, args.work_dir)
+    check_optimizer(cfg)
     use_amp(cfg, args.amp)
     if args.auto_scale_lr:
         scale_lr(cfg)

@@ -11,6 +11,7 @@ from typing import Any
 
 from mmengine.config import Config, ConfigDict
 from mmengine.device import get_device
+from mmengine.registry import OPTIMIZERS
 
 from ..errors import InputError
 from .checkpoint_files import check_checkpoint, find_resumable
@@ -142,6 +143,15 @@ def use_amp(cfg: Config, wanted: bool) -> None:
     if kind == 'AmpOptimWrapper' and get_device() in ('cpu', 'mps'):
         source = '--amp' if wanted else "the config's optim_wrapper of type AmpOptimWrapper"
         raise InputError(f'{source} needs a GPU, and PyTorch finds none here: train without mixed precision')
+
+
+def check_optimizer(cfg: Config) -> None:
+    """Raise :class:`InputError` for an unknown optimizer, whose name mmengine loses on the way to its own error."""
+    name = (cfg.optim_wrapper.get('optimizer') or {}).get('type')
+    with OPTIMIZERS.switch_scope_and_registry(cfg.get('default_scope')) as registry:
+        if isinstance(name, str) and registry.get(name) is None:
+            raise InputError(f'optim_wrapper.optimizer has the type {name!r}, which is no optimizer of PyTorch '
+                             'or of a package that custom_imports names')
 
 
 def scale_lr(cfg: Config) -> None:

@@ -8,11 +8,11 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import cv2
 import numpy as np
 import pytest
+from mmengine.visualization import Visualizer
 
 REPO = Path(__file__).parents[2]
 SIZE = 64
@@ -165,35 +165,43 @@ def make_config(tmp_path: Path, tiny_data: Path) -> Callable[..., str]:
     return make
 
 
-def load_tool(name: str) -> ModuleType:
-    """One of the scripts in ``tools/`` as a module, to call its ``main`` without a new process."""
+def load_tool(name: str) -> Callable:
+    """``main`` of a script in ``tools/``, to call it without a new process."""
     spec = importlib.util.spec_from_file_location(f'tools_{name}', REPO / 'tools' / f'{name}.py')
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module
+
+    def run(argv: list[str]):
+        for kind in (Visualizer, *Visualizer.__subclasses__()):
+            kind._instance_dict.clear()  # a config gives its visualizer a name, and the next run would get the same one
+        return module.main(argv)
+
+    return run
 
 
 @pytest.fixture(scope='session')
 def train_tool() -> Callable:
     """``main`` of ``tools/train.py``."""
-    return load_tool('train').main
+    return load_tool('train')
 
 
 @pytest.fixture(scope='session')
 def test_tool() -> Callable:
     """``main`` of ``tools/test.py``."""
-    return load_tool('test').main
+    return load_tool('test')
 
 
 @pytest.fixture
 def command(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess]:
-    """``command(*args, **environment)`` runs a program in an empty folder and returns how it ended."""
+    """``command(tool, *args, **environment)`` runs a script of ``tools/`` elsewhere and returns how it ended."""
 
-    def run(*args: str, **environment: str) -> subprocess.CompletedProcess:
+    def run(tool: str, *args: str, **environment: str) -> subprocess.CompletedProcess:
+        program = sys.executable if tool.endswith('.py') else 'bash'
         (tmp_path / 'elsewhere').mkdir(exist_ok=True)
         path = f'{Path(sys.executable).parent}{os.pathsep}{os.environ["PATH"]}'  # the scripts call plain python
+        env = {**os.environ, 'PATH': path, 'OMP_NUM_THREADS': '1', **environment}
         return subprocess.run(
-            args, cwd=tmp_path / 'elsewhere', env={**os.environ, 'PATH': path, 'OMP_NUM_THREADS': '1', **environment},
-            capture_output=True, text=True, timeout=300)
+            [program, str(REPO / 'tools' / tool), *args],
+            cwd=tmp_path / 'elsewhere', env=env, capture_output=True, text=True, timeout=300)
 
     return run
