@@ -1,6 +1,7 @@
 """Seeded random cases: sizes, extents, windows, weights, and small models."""
 import os
 import random
+from typing import Optional
 
 import torch
 
@@ -22,7 +23,7 @@ def random_length(rng: random.Random, longest: int) -> int:
     return max(1, min(longest, round(longest**rng.random()))) if rng.random() < 0.5 else rng.randint(1, longest)
 
 
-def random_size(rng: random.Random, longest: int = 97, area: int | None = None) -> tuple[int, int]:
+def random_size(rng: random.Random, longest: int = 97, area: Optional[int] = None) -> tuple[int, int]:
     """A size with both lengths in 1..longest, and at most ``area`` in all."""
     while True:
         size = (random_length(rng, longest), random_length(rng, longest))

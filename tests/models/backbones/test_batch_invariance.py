@@ -137,6 +137,28 @@ def test_no_state_from_call_to_call():
     assert model.state_dict().keys() == fresh.state_dict().keys()
 
 
+@pytest.mark.parametrize('backend', ['eager', 'sdpa'])
+@pytest.mark.parametrize('mask_padding', [True, False])
+def test_inference_mode_leaves_nothing_behind(mask_padding, backend):
+    """What an evaluation in inference mode puts in a cache must serve training as well."""
+    model = small(window_size=(11 if backend == 'eager' else 9, 8 if mask_padding else 6), mask_padding=mask_padding,
+                  attn_backend=backend)  # a window that no other test uses, so that the caches are filled here
+    images = attach_extents(pixels(2, 3, 71, 83), [(71, 40), (18, 83)])
+    with torch.inference_mode():
+        inferred = model(images)
+    outs = model(images)
+    loss_of(outs).backward()
+    assert all(gradient.isfinite().all() for gradient in gradients(model).values())
+    for a, b in zip(outs, inferred):
+        assert_forward(a, b)
+
+
+def test_memory_format_of_the_images_does_not_matter():
+    model, images = small(), pixels(2, 3, 33, 50)
+    for a, b in zip(model(images), model(images.to(memory_format=torch.channels_last))):
+        assert_forward(a, b)
+
+
 def test_translation_by_whole_windows():
     """Away from the borders, shifting the content by whole windows of every stage shifts the features."""
     model = small(depths=(2, ), num_heads=(1, ), strides=(4, ), out_indices=(0, ), window_size=3)

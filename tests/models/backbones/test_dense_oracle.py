@@ -96,6 +96,37 @@ def test_other_arguments(kwargs, backend):
             assert_forward(crop(out, i, token_size(extent, stage)), dense)
 
 
+@pytest.mark.parametrize('backend', ['eager', 'sdpa'])
+@pytest.mark.parametrize('rpe', ['frozen', 'none'])
+@pytest.mark.parametrize('case', range(4))
+def test_bias_that_needs_no_gradient(case, rpe, backend):
+    """Other kernels serve a bias that is not trained, and attention without one."""
+    rng = dice('untrained bias', case)
+    size = random_size(rng, 97)
+    extents = random_extents(rng, 2, size)
+    model, arguments = random_model(rng, case, attn_backend=backend, **({} if rpe == 'frozen' else dict(rpe=None)))
+    params = {}
+    for i, window in enumerate(arguments['windows']):
+        for j in range(arguments['depths'][i]):
+            table = torch.zeros((2 * window[0] - 1) * (2 * window[1] - 1), SMALL['num_heads'][i])
+            params[f'stages.{i}.blocks.{j}.attn.w_msa.relative_position_bias_table'] = table
+    params |= {name: value.detach().clone().requires_grad_('bias_table' not in name)
+               for name, value in parameters(model).items()}
+    for name, value in model.named_parameters():
+        value.requires_grad_('bias_table' not in name)
+    images = pixels(2, 3, *size, seed=case)
+    outs = model(attach_extents(images, extents))
+    expected = [dense_swin(params, crop(images, i, extent), **arguments) for i, extent in enumerate(extents)]
+    for i, extent in enumerate(extents):
+        for stage, out in enumerate(outs):
+            assert_forward(crop(out, i, token_size(extent, stage)), expected[i][stage])
+    loss_of([crop(out, i, token_size(extent, stage)) for i, extent in enumerate(extents)
+             for stage, out in enumerate(outs)]).backward()
+    loss_of([out for outs_of_image in expected for out in outs_of_image]).backward()
+    assert_gradients(gradients(model), {name: value.grad for name, value in params.items() if value.requires_grad},
+                     f'dense oracle, {backend}, bias not trained')
+
+
 def test_gradient_check_in_double_precision():
     model = SwinRPE(embed_dims=4, depths=(2, ), num_heads=(2, ), strides=(4, ), out_indices=(0, ), window_size=(3, 2),
                     drop_path_rate=0.0)
