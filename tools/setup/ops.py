@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,7 +74,7 @@ def build_environment(level: str, torch: Torch, jobs: int, header: Path | None) 
     else:  # with a GPU in sight mmcv asks for nvcc whatever FORCE_CUDA says
         env['CUDA_VISIBLE_DEVICES'] = ''
     if header is not None:
-        env['CFLAGS'] += f' -I{header.parent} -include {header}'
+        env['CFLAGS'] += f' -I{shlex.quote(str(header.parent))} -include {shlex.quote(str(header))}'
     return env
 
 
