@@ -4,12 +4,12 @@ Packed tokens are those inside their extents, in map order, with nothing between
 works on. Windows hold each of them once, apart from padding. So every move is a permutation with holes, and its
 gradient is the inverse gather. A hole reads as zero on both sides: it receives nothing and hands no gradient back.
 """
-from functools import lru_cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from ..index_cache import index_cache
 from .layout import WindowLayout
 
 
@@ -42,13 +42,13 @@ class _Permute(torch.autograd.Function):
         return ctx.gather.inverse(grad), None, None, None, None
 
 
-@lru_cache(maxsize=128)
+@index_cache(128)
 def pack(layout: WindowLayout) -> Gather:
     """From the maps' tokens ``(B*H*W, C)`` to packed tokens ``(K, C)``; the inverse leaves zeros outside extents."""
     return Gather(layout.inside, layout.outside[:0], _rank(layout), layout.outside)
 
 
-@lru_cache(maxsize=128)
+@index_cache(128)
 def into_windows(layout: WindowLayout) -> Gather:
     """From packed tokens ``(K, C)`` to slots ``(T*N, C)``; padding slots are zero."""
     return Gather(_rank(layout)[layout.slots.flatten()], layout.holes, layout.home[layout.inside],

@@ -12,11 +12,12 @@ The map is filled up to whole windows first and rolled then, never the other way
 padding between the first and the last token, and the seam in the wrong place.
 """
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
 from typing import Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor
+
+from ..index_cache import index_cache
 
 Size = Tuple[int, int]
 Extents = Tuple[Size, ...]
@@ -40,10 +41,12 @@ class WindowLayout:
             query's tensors.
         home (Tensor): ``(B*H*W,)`` long, the flat slot ``t*N + n`` that holds each token; 0 for tokens outside their
             extent, which no slot holds.
+        holes (Tensor): ``(P,)`` long, the flat indices of the padding slots.
         inside, outside (Tensor): ``(K,)`` and ``(B*H*W - K,)`` long, the tokens inside and outside their extent.
         image (Tensor): ``(T,)`` long, the image each window belongs to.
         image_of_token (Tensor): ``(K,)`` long, the image each of the tokens inside belongs to.
         plain (int): Windows ``[0, plain)`` need no mask: all their slots and keys share one region.
+        visible (Tensor): ``(T - plain, N, Nk)`` bool, for the other windows: True where the query sees the key.
         batch_size (int): B.
     """
     slots: Tensor
@@ -53,11 +56,13 @@ class WindowLayout:
     key_valid: Tensor
     key_region: Tensor
     home: Tensor
+    holes: Tensor
     inside: Tensor
     outside: Tensor
     image: Tensor
     image_of_token: Tensor
     plain: int
+    visible: Tensor
     batch_size: int
 
     @classmethod
@@ -94,18 +99,8 @@ class WindowLayout:
         return _build(tuple(map_size), tuple(window), tuple(shift), tuple(map(tuple, extents)), tuple(halo),
                       mask_padding, shift_covered_axes, torch.device(device))
 
-    @cached_property
-    def holes(self) -> Tensor:
-        """Flat indices of the padding slots, ``(P,)`` long."""
-        return (~self.valid).flatten().nonzero().flatten()
 
-    @cached_property
-    def visible(self) -> Tensor:
-        """``(T - plain, N, Nk)`` bool, for the windows from ``plain`` on: True where the query sees the key."""
-        return self.region[self.plain:, :, None] == self.key_region[self.plain:, None, :]
-
-
-@lru_cache(maxsize=128)
+@index_cache(128)
 def _build(map_size: Size, window: Size, shift: Size, extents: Extents, halo: Size, mask_padding: bool,
            shift_covered_axes: bool, device: torch.device) -> WindowLayout:
     columns = map_size[1]
@@ -135,10 +130,14 @@ def _build(map_size: Size, window: Size, shift: Size, extents: Extents, halo: Si
     inside, outside = inside.nonzero().flatten(), outside.nonzero().flatten()
     home.clamp_(min=0)
 
+    plain = int(unmasked.sum())
+    holes = (~valid).flatten().nonzero().flatten()
+    visible = region[plain:, :, None] == key_region[plain:, None, :]
+
     queries = [part.to(device) for part in (slots, valid, region)]
     keys = queries if halo == (0, 0) else [part.to(device) for part in (key_slots, key_valid, key_region)]
-    return WindowLayout(*queries, *keys, home.to(device), inside.to(device), outside.to(device),
-                        image.to(device), (inside // tokens_per_image).to(device), int(unmasked.sum()), len(extents))
+    others = [part.to(device) for part in (home, holes, inside, outside, image, inside // tokens_per_image)]
+    return WindowLayout(*queries, *keys, *others, plain, visible.to(device), len(extents))
 
 
 def _cut(extent: Size, window: Size, shift: Size, halo: Size, columns: int,

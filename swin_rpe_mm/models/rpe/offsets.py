@@ -1,9 +1,10 @@
 """Where the keys lie relative to the queries, in any number of axes. The only place where coordinates are made."""
-from functools import lru_cache
 from typing import NamedTuple, Tuple, Union
 
 import torch
 from torch import Tensor
+
+from ...index_cache import index_cache
 
 
 class WindowGeometry(NamedTuple):
@@ -25,7 +26,7 @@ class WindowGeometry(NamedTuple):
         return cls(tuple(window), tuple(window), (0, ) * len(window))
 
 
-@lru_cache(maxsize=64)
+@index_cache(64)
 def offsets(geometry: WindowGeometry, device: Union[str, torch.device] = 'cpu') -> Tensor:
     """Query coordinate minus key coordinate for every pair of slots.
 
@@ -46,7 +47,7 @@ def _coordinates(size: Tuple[int, ...], origin: Tuple[int, ...]) -> Tensor:
     return torch.stack(torch.meshgrid(*axes, indexing='ij')).flatten(1)
 
 
-@lru_cache(maxsize=64)
+@index_cache(64)
 def table_rows(geometry: WindowGeometry, device: Union[str, torch.device] = 'cpu') -> Tensor:
     """Row of a table with one entry per offset, for every pair of slots.
 
