@@ -105,6 +105,19 @@ def test_inside_another_model(load, model, state, tmp_path):
     check(whole.backbone, state)
 
 
+@pytest.mark.parametrize('window', [1, 3, (4, 2)])
+def test_into_another_window(window, state):
+    model = SwinRPE(**SMALL, window_size=window)
+    model.load_state_dict(with_norms(state), strict=True)
+    height, width = (window, window) if isinstance(window, int) else window
+    for i in range(4):
+        name = 'blocks.0.attn.{}relative_position_bias_table'
+        table = state[f'layers.{i}.{name.format("")}']
+        expected = F.interpolate(table.T.view(1, -1, 3, 3), size=(2 * height - 1, 2 * width - 1), mode='bicubic')
+        actual = model.state_dict()[f'stages.{i}.{name.format("w_msa.")}']
+        assert torch.allclose(actual, expected.flatten(2)[0].T, atol=1e-6)
+
+
 def test_converting_twice_changes_nothing(model, state):
     model.load_state_dict(state, strict=False)
     again = SwinRPE(**SMALL, window_size=WINDOW)

@@ -5,10 +5,13 @@ import torch.nn.functional as F
 from mmdet.models.backbones import SwinTransformer
 from mmengine.runner import load_checkpoint, save_checkpoint
 from oracles.cases import SMALL, pixels, randomise
+from oracles.official import offset_index
 
-from swin_rpe_mm import SwinRPE
+from swin_rpe_mm import InputError, SwinRPE
 
 TABLE = 'relative_position_bias_table'
+RECTANGULAR = [((3, 5), (5, 3)), ((3, 5), (4, 4)), ((7, 14), (8, 8)), ((8, 8), (7, 14)), ((2, 5), (5, 2)),
+               ((1, 13), (3, 3)), ((3, 3), (1, 13))]
 
 
 def model_of(window, seed=None) -> SwinRPE:
@@ -43,8 +46,7 @@ def test_square_windows_of_mmdet(new):
     check(model, theirs.state_dict(), (7, 7), new)
 
 
-@pytest.mark.parametrize('old, new', [((3, 5), (5, 3)), ((3, 5), (4, 4)), ((7, 14), (8, 8)), ((8, 8), (7, 14)),
-                                      ((2, 5), (5, 2)), ((1, 13), (3, 3)), ((3, 3), (1, 13))])
+@pytest.mark.parametrize('old, new', RECTANGULAR)
 @pytest.mark.parametrize('way', ['state dict', 'file', 'checkpoint of mmengine', 'init_cfg'])
 def test_rectangular_windows(old, new, way, tmp_path):
     """Also where both windows have the same number of offsets."""
@@ -64,6 +66,23 @@ def test_rectangular_windows(old, new, way, tmp_path):
     else:
         (model := model_of(new)).load_state_dict(state, strict=True)
     check(model, state, old, new)
+
+
+@pytest.mark.parametrize('old, new', [(old, new) for old, new in RECTANGULAR if 1 not in old])
+def test_rectangular_windows_by_their_index(old, new):
+    """A file of another project says its window by the index buffers only; (1, n) and (n, 1) have the same ones."""
+    state = model_of(old, 0).state_dict()
+    bare = dict(state) | {name.replace(TABLE, 'relative_position_index'): offset_index(old)
+                          for name in state if name.endswith(TABLE)}
+    (model := model_of(new)).load_state_dict(bare, strict=True)
+    check(model, state, old, new)
+
+
+def test_window_that_cannot_be_told_is_an_input_error():
+    bare = dict(model_of((3, 5), 0).state_dict())
+    with pytest.raises(InputError, match='45') as error:
+        model_of((4, 4)).load_state_dict(bare)
+    assert '\n' not in str(error.value)
 
 
 def test_windows_that_differ_by_stage():

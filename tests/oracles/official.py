@@ -2,8 +2,15 @@
 import torch
 import torch.nn.functional as F
 
-from oracles.attention import dense_attention
+from oracles.attention import coordinates, dense_attention
 from oracles.swin import block_shift, layer_norm, linear
+
+
+def offset_index(window: tuple[int, int]) -> torch.Tensor:
+    """The ``relative_position_index`` buffer: the table's row for every pair of slots, ``(wh * ww, wh * ww)``."""
+    rows, columns = coordinates(window)
+    dh, dw = rows[:, None] - rows[None], columns[:, None] - columns[None]
+    return (dh + window[0] - 1) * (2 * window[1] - 1) + dw + window[1] - 1
 
 
 def official_state(embed_dims: int, depths, num_heads, window: int, map_side: int, seed: int = 0) -> dict:
@@ -32,7 +39,7 @@ def official_state(embed_dims: int, depths, num_heads, window: int, map_side: in
                 state[f'{name}.attn_mask'] = torch.zeros((side // window)**2, window**2, window**2)
             affine(state, f'{name}.norm1', dims)
             state[f'{name}.attn.relative_position_bias_table'] = normal((2 * window - 1)**2, heads)
-            state[f'{name}.attn.relative_position_index'] = torch.zeros(window**2, window**2, dtype=torch.long)
+            state[f'{name}.attn.relative_position_index'] = offset_index((window, window))
             dense(state, f'{name}.attn.qkv', dims, 3 * dims)
             dense(state, f'{name}.attn.proj', dims, dims)
             affine(state, f'{name}.norm2', dims)

@@ -46,6 +46,17 @@ def test_random_sizes(case):
     check(peer, *pair(peer, case, window_size=window, attn_backend=backend), images)
 
 
+@pytest.mark.parametrize('case', range(6))
+def test_in_double_precision(case):
+    rng = dice('parity in double precision', case)
+    ours, theirs = pair(('mmdet', 'mmseg')[case % 2], case, window_size=rng.randint(1, 8))
+    images = pixels(2, 3, random_length(rng, 97), random_length(rng, 97), seed=case).double()
+    (actual, actual_grads), (expected, expected_grads) = (results(m.double(), images) for m in (ours, theirs))
+    for a, e in zip(actual, expected):
+        assert_forward(a, e)
+    assert_gradients(actual_grads, expected_grads)
+
+
 @pytest.mark.parametrize('size', [(1, 1), (3, 1), (17, 31), (32, 33), (112, 224), (300, 500)])
 @pytest.mark.parametrize('peer', PEERS)
 def test_window_of_seven(peer, size):

@@ -67,6 +67,13 @@ def test_batch_resize_moves_the_extents():
     assert len(shapes) > 1
 
 
+def test_batch_filled_up_to_a_fixed_size():
+    preprocessor = DetDataPreprocessor(**NORM, batch_augments=[dict(type='mmdet.BatchFixedSizePad', size=(80, 96))])
+    batch = preprocessor(batch_of(SIZES), True)['inputs']
+    assert batch.shape[-2:] == (80, 96)
+    assert get_extents(batch) == tuple(SIZES)
+
+
 def test_size_zero_image_is_an_input_error():
     with pytest.raises(InputError, match='image 1'):
         DetDataPreprocessor(**NORM)(batch_of([(20, 37), (0, 5)]), False)
