@@ -5,7 +5,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 
 from swin_rpe_mm.engine.cli import add_common_arguments, export_local_rank, run_tool
-from swin_rpe_mm.engine.configs import load_config, set_work_dir
+from swin_rpe_mm.engine.configs import load_config, require, set_work_dir
 from swin_rpe_mm.engine.evaluation import augment_at_test_time, draw_predictions, write_predictions
 from swin_rpe_mm.engine.runs import build_runner, prepare_run
 
@@ -29,6 +29,7 @@ def main(argv: Sequence[str] | None = None) -> dict:
     export_local_rank(args.local_rank)
     cfg = load_config(args.config, args.cfg_options)
     cfg.launcher = args.launcher
+    require(cfg, 'model', 'test_dataloader', 'test_cfg', 'test_evaluator')
     set_work_dir(cfg, args.work_dir)
     cfg.load_from, cfg.resume = args.checkpoint, False
     notes = write_predictions(cfg, args.out) if args.out else []

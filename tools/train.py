@@ -9,6 +9,7 @@ from swin_rpe_mm.engine.configs import (
     add_tensorboard,
     check_optimizer,
     load_config,
+    require,
     save_whole_checkpoints,
     scale_lr,
     set_resume,
@@ -40,6 +41,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     export_local_rank(args.local_rank)
     cfg = load_config(args.config, args.cfg_options)
     cfg.launcher = args.launcher
+    require(cfg, 'model', 'train_dataloader', 'train_cfg', 'optim_wrapper')
     set_work_dir(cfg, args.work_dir)
     check_optimizer(cfg)
     use_amp(cfg, args.amp)

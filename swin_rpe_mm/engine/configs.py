@@ -40,6 +40,19 @@ def set_work_dir(cfg: Config, work_dir: str | None) -> None:
         cfg.work_dir = str(Path('work_dirs', Path(cfg.filename).stem))
 
 
+def require(cfg: Config, *names: str) -> None:
+    """Raise :class:`InputError` for settings that the config lacks."""
+    absent = [name for name in names if cfg.get(name) is None]
+    if absent:
+        raise InputError(f'config file {cfg.filename} lacks {", ".join(absent)}')
+
+
+def type_name(node: dict) -> str:
+    """The name of a node's ``type``, without its scope; configs in Python's own syntax hold the class itself."""
+    kind = node.get('type')
+    return str(kind if isinstance(kind, str) else getattr(kind, '__name__', '')).rpartition('.')[2]
+
+
 def task_of(cfg: Config) -> str:
     """``'segmentation'`` for a config of MMSegmentation, else ``'detection'``."""
     return 'segmentation' if cfg.get('default_scope') == 'mmseg' else 'detection'
@@ -111,7 +124,7 @@ def without_sync_bn(cfg: Config) -> list[str]:
     """Turn SyncBN into BN where there are no other processes, or no GPUs, to keep in step with."""
     if cfg.get('launcher', 'none') != 'none' and get_device() != 'cpu':
         return []
-    layers = [node for node in walk(cfg.model) if node.get('type') in ('SyncBN', 'MMSyncBN')]
+    layers = [node for node in walk(cfg.model) if type_name(node) in ('SyncBN', 'MMSyncBN', 'SyncBatchNorm')]
     for layer in layers:
         layer['type'] = 'BN'
     cfg.pop('sync_bn', None)
@@ -126,7 +139,7 @@ def add_tensorboard(cfg: Config) -> list[str]:
     if cfg.get('visualizer') is None:
         cfg.visualizer = dict(type='Visualizer', vis_backends=[dict(type='LocalVisBackend')])
     backends = as_list(cfg.visualizer.get('vis_backends'))
-    if any(str(backend.get('type')).endswith('TensorboardVisBackend') for backend in backends):
+    if any(type_name(backend) == 'TensorboardVisBackend' for backend in backends):
         return []
     cfg.visualizer.vis_backends = [*backends, dict(type='TensorboardVisBackend')]
     return ['TensorBoard is installed: scalars go to vis_data/ as well']
@@ -134,7 +147,7 @@ def add_tensorboard(cfg: Config) -> list[str]:
 
 def use_amp(cfg: Config, wanted: bool) -> None:
     """Train in mixed precision if ``wanted``; say so in one sentence where that is not possible."""
-    kind = cfg.optim_wrapper.get('type', 'OptimWrapper')
+    kind = type_name(cfg.optim_wrapper) or 'OptimWrapper'
     if wanted and kind == 'OptimWrapper':
         cfg.optim_wrapper.type = kind = 'AmpOptimWrapper'
         cfg.optim_wrapper.setdefault('loss_scale', 'dynamic')
@@ -180,12 +193,12 @@ def set_resume(cfg: Config, resume: str | None) -> list[str]:
     return [f'training resumes from {found}']
 
 
-def check_paths(cfg: Config) -> None:
-    """Raise :class:`InputError` for a checkpoint or an evaluator's annotation file that is not there."""
+def check_checkpoints(cfg: Config) -> None:
+    """Raise :class:`InputError` for a checkpoint to start from that is not there, or is none."""
     if cfg.get('load_from'):
         check_checkpoint(cfg.load_from)
     for node in walk(cfg.model):
-        if node.get('type') == 'Pretrained' and isinstance(node.get('checkpoint'), str):
+        if type_name(node) == 'Pretrained' and isinstance(node.get('checkpoint'), str):
             check_checkpoint(node['checkpoint'])
 
 
@@ -194,8 +207,8 @@ def add_hooks(cfg: Config) -> None:
     hooks = [dict(type='swin_rpe_mm.CheckpointReportHook')]
     if task_of(cfg) == 'segmentation':
         hooks.append(dict(type='swin_rpe_mm.LabelRangeHook'))
-    present = {hook.get('type') for hook in as_list(cfg.get('custom_hooks')) if isinstance(hook, dict)}
-    cfg.custom_hooks = as_list(cfg.get('custom_hooks')) + [hook for hook in hooks if hook['type'] not in present]
+    present = {type_name(hook) for hook in as_list(cfg.get('custom_hooks'))}
+    cfg.custom_hooks = as_list(cfg.get('custom_hooks')) + [hook for hook in hooks if type_name(hook) not in present]
 
 
 def save_whole_checkpoints(cfg: Config) -> None:
@@ -204,5 +217,5 @@ def save_whole_checkpoints(cfg: Config) -> None:
     hook = cfg.default_hooks.setdefault('checkpoint', dict(type='CheckpointHook', interval=1))
     if hook is None or {'backend_args', 'file_client_args'} & set(hook) or not is_local(str(hook.get('out_dir'))):
         return
-    if hook.get('type') == 'CheckpointHook':
+    if type_name(hook) == 'CheckpointHook':
         hook['type'] = 'swin_rpe_mm.WholeCheckpointHook'

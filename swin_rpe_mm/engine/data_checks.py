@@ -20,7 +20,7 @@ from PIL import Image
 from rich.progress import track
 
 from ..errors import InputError
-from .configs import as_list, is_local, leaf_datasets
+from .configs import as_list, is_local, leaf_datasets, type_name
 
 _JPEG, _PNG = b'\xff\xd8\xff', b'\x89PNG'
 _ENDS = {_JPEG: b'\xff\xd9', _PNG: b'IEND'}
@@ -50,7 +50,7 @@ def check_data(cfg: Config, splits: Sequence[str]) -> DataReport:
         cfg (Config): The whole config.
         splits (Sequence[str]): Of ``'train'``, ``'val'`` and ``'test'``, those that the run will use.
     """
-    scope = cfg.get('default_scope', 'mmengine')
+    scope = cfg.get('default_scope') or 'mmengine'
     leaves = [(f'{split}_dataloader', leaf) for split in splits if cfg.get(f'{split}_dataloader')
               for leaf in leaf_datasets(cfg[f'{split}_dataloader']['dataset'])]
     kinds = [_class_of(leaf, scope) for _, leaf in leaves]  # imports what the clock should not count
@@ -61,7 +61,7 @@ def check_data(cfg: Config, splits: Sequence[str]) -> DataReport:
                 _require(metric['ann_file'], f'{split}_evaluator.ann_file', os.path.isfile)
     for (name, leaf), kind in zip(leaves, kinds):
         if not _is_plain(leaf, kind):
-            skipped.append(f'{leaf.type} of {name}')
+            skipped.append(f'{kind.__name__} of {name}')
             continue
         dataset = _open(leaf, kind, scope, name)
         for path in _files_of(dataset, leaf):
@@ -191,7 +191,7 @@ def _files_of(dataset: BaseDataset, leaf: ConfigDict) -> Iterator[str]:
 
 def _check_labels(dataset: BaseDataset, leaf: ConfigDict, scope: str) -> None:
     """Load some label maps as the pipeline will, and compare their values with the classes."""
-    loaders = [step for step in leaf.get('pipeline') or () if str(step.get('type')).endswith('LoadAnnotations')]
+    loaders = [step for step in leaf.get('pipeline') or () if type_name(step) == 'LoadAnnotations']
     if not loaders:
         return
     transform = TRANSFORMS.build(dict(loaders[0], _scope_=scope))

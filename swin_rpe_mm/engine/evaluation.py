@@ -7,7 +7,7 @@ from copy import deepcopy
 from mmengine.config import Config, ConfigDict
 
 from ..errors import InputError
-from .configs import as_list, leaf_datasets, task_of, walk
+from .configs import as_list, leaf_datasets, task_of, type_name, walk
 
 _HOOKS = {'detection': 'DetVisualizationHook', 'segmentation': 'SegVisualizationHook'}
 
@@ -44,7 +44,7 @@ def draw_predictions(cfg: Config, show: bool, show_dir: str | None, wait_time: f
         return [f'pictures go to {show_dir}']
     cfg.visualizer.save_dir = show_dir
     backends = as_list(cfg.visualizer.get('vis_backends'))
-    if not any(str(backend.get('type')).endswith('LocalVisBackend') for backend in backends):
+    if not any(type_name(backend) == 'LocalVisBackend' for backend in backends):
         cfg.visualizer.vis_backends = [*backends, dict(type='LocalVisBackend')]
     return [f'pictures go to {show_dir}/vis_data/vis_image']
 
@@ -60,8 +60,8 @@ def augment_at_test_time(cfg: Config) -> list[str]:
     absent = [name for name in ('tta_model', 'tta_pipeline') if name not in cfg]
     if absent:
         raise InputError(f'--tta needs {" and ".join(absent)} in the config, which lacks it')
-    if cfg.tta_model.type.endswith('DetTTAModel') and any(node.get('mask_head') for node in walk(cfg.model)):
-        raise InputError(f'--tta with {cfg.tta_model.type} merges boxes only, and this model predicts masks too '
+    if type_name(cfg.tta_model) == 'DetTTAModel' and any(node.get('mask_head') for node in walk(cfg.model)):
+        raise InputError('--tta with DetTTAModel merges boxes only, and this model predicts masks too '
                          '(mask_head): test it without --tta')
     cfg.model = ConfigDict(**cfg.tta_model, module=cfg.model)
     for dataset in leaf_datasets(cfg.test_dataloader.dataset):

@@ -9,7 +9,7 @@ from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 
 from .checkpoint_files import trust_own_checkpoints
-from .configs import add_hooks, check_paths, find_data, without_sync_bn
+from .configs import add_hooks, check_checkpoints, find_data, without_sync_bn
 from .data_checks import check_data
 from .processes import on_main_process, start_processes
 
@@ -23,7 +23,7 @@ def prepare_run(cfg: Config, splits: Sequence[str]) -> list[str]:
     add_hooks(cfg)
 
     def check() -> str:
-        check_paths(cfg)
+        check_checkpoints(cfg)
         return str(check_data(cfg, splits))
 
     return [*notes, on_main_process(check)]

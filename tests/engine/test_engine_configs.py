@@ -33,6 +33,17 @@ def test_bad_config_files(tmp_path):
         configs.load_config(str(tmp_path / 'c.py'))
 
 
+def test_lacking_settings(tmp_path):
+    with pytest.raises(InputError, match='config file .*a.py lacks train_cfg, optim_wrapper'):
+        configs.require(config(tmp_path / 'a.py', model={}, train_cfg=None), 'model', 'train_cfg', 'optim_wrapper')
+
+
+def test_types_are_names_or_classes():
+    assert configs.type_name(dict(type='mmengine.CheckpointHook')) == 'CheckpointHook'
+    assert configs.type_name(dict(type=Config)) == 'Config'
+    assert configs.type_name({}) == ''
+
+
 def test_work_dir(tmp_path):
     cfg = config(tmp_path / 'my_model.py')
     configs.set_work_dir(cfg, None)
