@@ -47,7 +47,7 @@ def scaled(value, factor):
 
 
 def small(cfg: Config, factor: float) -> Config:
-    """Smaller images, no worker processes, no download, no checkpoint files; all else stays as configured."""
+    """Smaller images, fewer proposals, no worker processes, no download, no checkpoint files; all else stays."""
     for node in walk(cfg._cfg_dict):
         if node.get('type') in ('Resize', 'RandomResize', 'RandomChoiceResize', 'RandomCrop'):
             node.update({k: scaled(node[k], factor) for k in ('scale', 'scales', 'crop_size') if node.get(k)})
@@ -61,6 +61,8 @@ def small(cfg: Config, factor: float) -> Config:
     if 'rcnn' in cfg.model.get('test_cfg', {}):
         # an untrained model's scores are all low, and without a box left no AP is computed
         cfg.model.test_cfg.rcnn.update(score_thr=0., max_per_img=10)
+        cfg.model.test_cfg.rpn.max_per_img = 50
+        cfg.model.train_cfg.rcnn.sampler.num = 64
     cfg.default_hooks.checkpoint = None
     if cfg.train_cfg.type == 'EpochBasedTrainLoop':
         cfg.train_cfg.max_epochs = cfg.train_cfg.val_interval = 1
