@@ -235,6 +235,7 @@ class TestConsole:
     def test_remaining(self):
         assert remaining(2, 78, 10) == '2 of 78 files'
         assert remaining(26, 78, 40) == '26 of 78 files, about 1 min 20 s left'
+        assert remaining(26, 78, 40, before=6) == '26 of 78 files, about 1 min 44 s left'
         assert remaining(78, 78, 40) == '78 of 78 files'
 
     def test_success_failure_and_log(self, tmp_path):

@@ -54,9 +54,10 @@ def run(command: Sequence[str], log: Path, env: Mapping[str, str],
     return process.returncode == 0
 
 
-def remaining(done: int, total: int, seconds: float) -> str:
-    """``10 of 78 files, about 2 min 0 s left``; no estimate before the first few."""
-    left = f', about {duration(seconds * (total - done) / done)} left' if 5 <= done < total else ''
+def remaining(done: int, total: int, seconds: float, before: int = 0) -> str:
+    """``10 of 78 files, about 2 min 0 s left``, where ``before`` were done at the start; a guess only after five."""
+    new = done - before
+    left = f', about {duration(seconds * (total - done) / new)} left' if new >= 5 and done < total else ''
     return f'{done} of {total} files{left}'
 
 

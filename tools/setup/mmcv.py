@@ -137,8 +137,13 @@ class MMCVBuild:
         if self.level == 'cuda':
             files += [*csrc.glob('cuda/*.cu'), *csrc.glob('cuda/*.cpp')]
 
+        def compiled() -> int:
+            return sum(1 for _ in source.glob('build/temp*/**/*.o'))
+
+        before = compiled()
+
         def progress(seconds: float) -> str:
-            return console.remaining(sum(1 for _ in source.glob('build/temp*/**/*.o')), len(files), seconds)
+            return console.remaining(compiled(), len(files), seconds, before)
 
         env = {**self.env, **build_environment(self.level, self.torch, jobs, header)}
         seconds = estimate_s(self.level, jobs, header is not None)
