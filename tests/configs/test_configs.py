@@ -122,7 +122,7 @@ METRICS = {'CocoMetric': ('coco/{}_mAP', 1), 'IoUMetric': ('mIoU', 100)}
 @every_config
 def test_one_training_step_and_one_test_step(path, data, tmp_path, monkeypatch):
     """Through the config's own pipelines, samplers, optimizer, schedule and metrics, on the real sets' layout."""
-    cfg = small(Config.fromfile(path), factor=0.25 if 'ade20k' in str(path) else 0.125 if 'coco' in str(path) else 1)
+    cfg = small(Config.fromfile(path), factor=1 / 8 if path.parent.name in ('coco', 'ade20k') else 1)
     if cfg.optim_wrapper.type == 'AmpOptimWrapper' and not torch.cuda.is_available():
         pytest.skip('needs CUDA: AmpOptimWrapper does not run on a CPU')
     monkeypatch.chdir(data)
