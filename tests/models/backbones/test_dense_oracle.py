@@ -1,6 +1,7 @@
 """The whole backbone equals a literal restatement of it with dense attention, one image after the other."""
 import pytest
 import torch
+import torch.nn.functional as F
 from oracles.cases import (
     SMALL,
     case_count,
@@ -93,6 +94,21 @@ def test_other_arguments(kwargs, backend):
     for i, extent in enumerate([(50, 33), (21, 70)]):
         expected = dense_swin(parameters(model), images[i, :, :extent[0], :extent[1]], **arguments)
         for stage, out, dense in zip(kwargs.get('out_indices', range(4)), outs, expected):
+            assert_forward(crop(out, i, token_size(extent, stage)), dense)
+
+
+def test_absolute_position_embedding_is_stretched_over_each_extent():
+    model, arguments = random_model(dice('absolute', 0), 0, use_abs_pos_embed=True, pretrain_img_size=(32, 40))
+    extents = [(50, 33), (21, 70), (32, 40)]
+    outs = model(attach_extents(pixels(3, 3, 50, 70), extents))
+    for i, extent in enumerate(extents):
+        params = parameters(model)
+        grid = params['absolute_pos_embed'].transpose(1, 2).view(1, -1, 8, 10)
+        if token_size(extent, 0) != (8, 10):
+            grid = F.interpolate(grid, size=token_size(extent, 0), mode='bicubic', align_corners=False)
+        params['absolute_pos_embed'] = grid.flatten(2).transpose(1, 2)
+        expected = dense_swin(params, pixels(3, 3, 50, 70)[i, :, :extent[0], :extent[1]], **arguments)
+        for stage, (out, dense) in enumerate(zip(outs, expected)):
             assert_forward(crop(out, i, token_size(extent, stage)), dense)
 
 
