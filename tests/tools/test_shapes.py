@@ -1,4 +1,5 @@
 """The Shapes data set: the same for the same seed, both kinds of labels agree, and a folder is complete or absent."""
+import importlib.util
 import json
 import subprocess
 import sys
@@ -7,7 +8,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
-from conftest import REPO, load_tool
+from conftest import REPO
 from pycocotools.coco import COCO
 
 from swin_rpe_mm.errors import InputError
@@ -19,7 +20,10 @@ COUNTS = dict(train=12, val=6)
 @pytest.fixture(scope='module')
 def shapes():
     """The generator as a module."""
-    return load_tool('dataset_converters/shapes')
+    spec = importlib.util.spec_from_file_location('shapes_tool', SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture(scope='module')

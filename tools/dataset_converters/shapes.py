@@ -30,7 +30,7 @@ SHAPES = ('circle', 'square', 'triangle', 'star')
 SIDES = (80, 128)
 RADII = (14, 32)
 MAX_SHAPES = 4
-MIN_VISIBLE = 0.5
+MIN_VISIBLE = 0.7
 MAX_TURN = math.pi / 9
 VERSION = 1
 
@@ -61,7 +61,7 @@ def texture(rng: np.random.Generator, size: tuple[int, int], colour: np.ndarray,
     blotch = int(rng.integers(6, 20))
     coarse = rng.integers(-strength, strength + 1, size=(h // blotch + 1, w // blotch + 1, 3))
     coarse = coarse.repeat(blotch, axis=0).repeat(blotch, axis=1)[:h, :w]
-    grain = rng.integers(-12, 13, size=(h, w, 1))
+    grain = rng.integers(-8, 9, size=(h, w, 1))
     return np.clip(colour + pattern + coarse + grain, 0, 255).astype(np.uint8)
 
 
@@ -89,7 +89,7 @@ def draw_scene(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, list[i
     """
     h, w = (int(side) for side in rng.integers(SIDES[0], SIDES[1] + 1, size=2))
     colours = [distinct_colour(rng, [])]
-    image = texture(rng, (h, w), colours[0], strength=24)
+    image = texture(rng, (h, w), colours[0], strength=14)
     owner = np.zeros((h, w), dtype=np.int32)
     areas, classes = [], []
     for _ in range(int(rng.integers(2, MAX_SHAPES + 1))):
@@ -100,7 +100,7 @@ def draw_scene(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, list[i
         room = np.array([w, h]) - 1 - vertices.max(0)
         vertices = vertices + rng.uniform(0, 1, size=2) * room
         colour = distinct_colour(rng, colours)
-        surface = texture(rng, (h, w), colour, strength=10)
+        surface = texture(rng, (h, w), colour, strength=8)
         mask = np.zeros((h, w), dtype=np.uint8)
         cv2.fillPoly(mask, [np.round(vertices).astype(np.int32)], 1)
         mask = mask.astype(bool)
