@@ -3,7 +3,8 @@
 Images have mixed sizes, so that a batch of them is padded. Later shapes hide parts of earlier ones, and the labels
 hold what can be seen, as in COCO and ADE20K: an instance's polygons, box and area are those of its visible part, and a
 pixel of the label map has the class of the topmost shape. Polygons follow the pixel edges: rasterised by pycocotools
-they give exactly the pixels of the label map.
+they give exactly the pixels of the label map. Colour is a hint, so that minutes of training suffice, but the ranges of
+hues overlap.
 
     OUT/shapes.json                      what was asked for; written last
     OUT/annotations/instances_train.json COCO instances, categories 1..4 (and instances_val.json)
@@ -12,6 +13,8 @@ they give exactly the pixels of the label map.
 
 The same arguments give the same files, bit for bit; each image depends only on the seed, its split and its number.
 """
+from __future__ import annotations
+
 import argparse
 import json
 import math
@@ -32,6 +35,7 @@ RADII = (14, 32)
 MAX_SHAPES = 4
 MIN_VISIBLE = 0.7
 MAX_TURN = math.pi / 9
+HUE_RANGE = 27  # of OpenCV's 180 hues; the ranges of two neighbours share a sixth of it
 VERSION = 1
 
 
@@ -65,9 +69,18 @@ def texture(rng: np.random.Generator, size: tuple[int, int], colour: np.ndarray,
     return np.clip(colour + pattern + coarse + grain, 0, 255).astype(np.uint8)
 
 
-def distinct_colour(rng: np.random.Generator, others: list[np.ndarray]) -> np.ndarray:
-    """Return the one of eight random colours that is farthest from all others."""
-    candidates = rng.integers(20, 236, size=(8, 3))
+def distinct_colour(rng: np.random.Generator, shape: int | None, others: list[np.ndarray]) -> np.ndarray:
+    """Return the one of eight random colours for a shape (None: the background) that is farthest from all others.
+
+    Backgrounds are dull and of any hue; shapes are vivid, and each has a range of hues that overlaps its neighbours'.
+    """
+    if shape is None:
+        hue, saturation, value = rng.integers(0, 180, 8), rng.integers(0, 90, 8), rng.integers(50, 210, 8)
+    else:
+        hue = (shape * 180 // len(SHAPES) + rng.integers(-HUE_RANGE, HUE_RANGE + 1, 8)) % 180
+        saturation, value = rng.integers(150, 256, 8), rng.integers(120, 256, 8)
+    hsv = np.stack([hue, saturation, value], axis=1).astype(np.uint8)
+    candidates = cv2.cvtColor(hsv[None], cv2.COLOR_HSV2BGR)[0].astype(np.int64)
     if not others:
         return candidates[0]
     distances = np.abs(candidates[:, None] - np.stack(others)[None]).sum(-1).min(1)
@@ -88,7 +101,7 @@ def draw_scene(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, list[i
         and the class index of each instance.
     """
     h, w = (int(side) for side in rng.integers(SIDES[0], SIDES[1] + 1, size=2))
-    colours = [distinct_colour(rng, [])]
+    colours = [distinct_colour(rng, None, [])]
     image = texture(rng, (h, w), colours[0], strength=14)
     owner = np.zeros((h, w), dtype=np.int32)
     areas, classes = [], []
@@ -99,7 +112,7 @@ def draw_scene(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, list[i
         vertices = vertices - vertices.min(0)
         room = np.array([w, h]) - 1 - vertices.max(0)
         vertices = vertices + rng.uniform(0, 1, size=2) * room
-        colour = distinct_colour(rng, colours)
+        colour = distinct_colour(rng, shape, colours)
         surface = texture(rng, (h, w), colour, strength=8)
         mask = np.zeros((h, w), dtype=np.uint8)
         cv2.fillPoly(mask, [np.round(vertices).astype(np.int32)], 1)
