@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import cv2
 import pytest
 import torch
-from conftest import SIZE, draw_data, load_tool, write_config
+from tiny import SIZE, draw_data, load_tool, write_config
 
 from swin_rpe_mm.engine.checkpoint_files import trust_own_checkpoints
 from swin_rpe_mm.errors import InputError
