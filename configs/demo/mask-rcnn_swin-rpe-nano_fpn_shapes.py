@@ -53,7 +53,7 @@ val_evaluator = dict(
     type='CocoMetric', ann_file=data_root + 'annotations/instances_val.json', metric=['bbox', 'segm'])
 test_evaluator = val_evaluator
 
-max_iters = 900
+max_iters = 650
 train_cfg = dict(type='IterBasedTrainLoop', max_iters=max_iters, val_interval=max_iters)
 val_cfg = dict(type='ValLoop')
 test_cfg = dict(type='TestLoop')

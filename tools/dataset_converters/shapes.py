@@ -156,7 +156,7 @@ def write_split(root: Path, split: str, count: int, seed: int) -> None:
     for kind in ('img_dir', 'ann_dir'):
         (root / kind / split).mkdir(parents=True)
     images, annotations = [], []
-    for number in tqdm(range(count), desc=f'Shapes {split}', unit='image', file=sys.stdout, mininterval=1):
+    for number in tqdm(range(count), desc=f'Shapes {split}', unit='image', file=sys.stdout, disable=None):
         rng = np.random.default_rng([seed, ('train', 'val').index(split), number])
         image, owner, classes = draw_scene(rng)
         name = f'{number:06d}.png'
