@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -254,6 +255,7 @@ def main() -> None:
     parser.add_argument(
         '--smoke', action='store_true', help='the whole chain on a few images and iterations: shows that it runs')
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the trainings are ended too
     run(args.out, args.smoke)
 
 
