@@ -4,7 +4,8 @@ mm pads a batch on the right and at the bottom, after normalising and usually wi
 the pixels. The data preprocessors therefore write the extents on the batch tensor, where the backbone reads them; the
 models in between hand the tensor on untouched. A tensor without extents means that no batch padding is known.
 """
-from typing import Optional, Sequence, Tuple
+from collections.abc import Sequence
+from typing import Optional, Tuple
 
 from torch import Tensor
 
@@ -28,7 +29,8 @@ def attach_extents(batch: Tensor, extents: Sequence[Size]) -> Tensor:
         Tensor: ``batch`` itself. Operations on it, such as slicing or ``batch * 2``, give tensors without extents.
 
     Raises:
-        InputError: If the number of extents is not B, or an extent is empty or larger than its image.
+        InputError: If the number of extents is not B, or an extent is no pair of whole numbers, empty, or larger than
+            its image.
     """
     if batch.ndim != 4:
         raise InputError(f'batch must have the shape (B, C, H, W), got {tuple(batch.shape)}')
@@ -38,7 +40,9 @@ def attach_extents(batch: Tensor, extents: Sequence[Size]) -> Tensor:
                          'image is needed')
     checked = []
     for i, extent in enumerate(extents):
-        h, w = (int(side) for side in extent)
+        if not isinstance(extent, Sequence) or len(extent) != 2 or any(side != int(side) for side in extent):
+            raise InputError(f'the extent of image {i} must be a pair of whole numbers (height, width), got {extent!r}')
+        h, w = map(int, extent)
         if h < 1 or w < 1:
             raise InputError(f'image {i} of the batch has the size {h}x{w}; height and width must be at least 1')
         if h > size[0] or w > size[1]:

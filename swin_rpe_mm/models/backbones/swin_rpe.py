@@ -172,12 +172,11 @@ class SwinRPE(BaseModule):
             every stride.
 
         Raises:
-            InputError: If the images have no pixels.
+            InputError: If there are no images, or they have no pixels.
         """
+        if images.ndim != 4 or 0 in images.shape:
+            raise InputError(f'images must have the shape (B, C, H, W) with no side of 0, got {tuple(images.shape)}')
         size = tuple(images.shape[-2:])
-        if 0 in size:
-            raise InputError(f'the images of the batch have the size {size[0]}x{size[1]}; height and width must be at '
-                             'least 1')
         extents = get_extents(images) if self.mask_padding else None
         if extents is None:
             extents = (size, ) * len(images)
