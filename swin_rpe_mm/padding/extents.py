@@ -4,7 +4,7 @@ mm pads a batch on the right and at the bottom, after normalising and usually wi
 the pixels. The data preprocessors therefore write the extents on the batch tensor, where the backbone reads them; the
 models in between hand the tensor on untouched. A tensor without extents means that no batch padding is known.
 """
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Optional, Tuple
 
 from torch import Tensor
@@ -40,9 +40,10 @@ def attach_extents(batch: Tensor, extents: Sequence[Size]) -> Tensor:
                          'image is needed')
     checked = []
     for i, extent in enumerate(extents):
-        if not isinstance(extent, Sequence) or len(extent) != 2 or any(side != int(side) for side in extent):
+        sides = [float(side) for side in extent] if isinstance(extent, Iterable) else []
+        if len(sides) != 2 or not all(side.is_integer() for side in sides):
             raise InputError(f'the extent of image {i} must be a pair of whole numbers (height, width), got {extent!r}')
-        h, w = map(int, extent)
+        h, w = map(int, sides)
         if h < 1 or w < 1:
             raise InputError(f'image {i} of the batch has the size {h}x{w}; height and width must be at least 1')
         if h > size[0] or w > size[1]:

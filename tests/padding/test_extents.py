@@ -38,3 +38,9 @@ def test_impossible_extents_are_refused_in_one_sentence(extents):
 def test_message_names_the_image_and_both_sizes():
     with pytest.raises(InputError, match=r'(?=.*\b1\b)(?=.*12)(?=.*8)'):
         attach_extents(torch.zeros(2, 3, 8, 9), [(8, 9), (12, 9)])
+
+
+@pytest.mark.parametrize('extent', [(8.5, 9), (8, 9, 3), (8, ), 8])
+def test_what_is_no_pair_of_whole_numbers_is_an_input_error(extent):
+    with pytest.raises(InputError, match='image 0 must be a pair of whole numbers'):
+        attach_extents(torch.zeros(1, 3, 16, 16), [extent])
