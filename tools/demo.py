@@ -35,6 +35,7 @@ ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT / 'data' / 'shapes'
 PICTURES = 6
 ENLARGE = 4
+MIN_SCORE = 0.5
 DRAWN = ('gt_instances', 'pred_instances', 'gt_sem_seg', 'pred_sem_seg')
 SMOKE_ITERS = 16
 REPORT_SECONDS = 10
@@ -167,9 +168,11 @@ def watch(tasks: list[Task]) -> None:
 
 
 def enlarge(data: Any) -> Any:
-    """Return the truth or the prediction of an image as it is on the image enlarged ``ENLARGE`` times."""
+    """Return the truth, or what is predicted with confidence, as it is on the image enlarged ``ENLARGE`` times."""
     if isinstance(data, PixelData):
         return PixelData(data=torch.as_tensor(data.data).repeat_interleave(ENLARGE, 1).repeat_interleave(ENLARGE, 2))
+    if 'scores' in data:
+        data = data[data.scores > MIN_SCORE]
     masks = data.masks if isinstance(data.masks, torch.Tensor) else torch.as_tensor(data.masks.to_ndarray())
     masks = masks.repeat_interleave(ENLARGE, 1).repeat_interleave(ENLARGE, 2).bool()
     large = InstanceData(bboxes=data.bboxes * ENLARGE, labels=data.labels, masks=masks)
