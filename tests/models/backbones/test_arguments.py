@@ -51,10 +51,10 @@ def test_unknown_argument_is_an_error():
         SwinRPE(arch='nano', windowsize=7)
 
 
-@pytest.mark.parametrize('size', [(0, 5), (5, 0), (0, 0)])
-def test_image_without_pixels(size):
-    with pytest.raises(InputError, match='size'):
-        SwinRPE(**SMALL)(torch.zeros(1, 3, *size))
+@pytest.mark.parametrize('shape', [(1, 3, 0, 5), (1, 3, 5, 0), (0, 3, 5, 5), (3, 5, 5)])
+def test_no_images_or_no_pixels(shape):
+    with pytest.raises(InputError, match='images must have the shape'):
+        SwinRPE(**SMALL)(torch.zeros(shape))
 
 
 @pytest.mark.parametrize('window, per_stage', [
