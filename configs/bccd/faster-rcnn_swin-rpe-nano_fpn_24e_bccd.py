@@ -1,6 +1,6 @@
 _base_ = [
-    '../_base_/models/mask-rcnn_swin-rpe-nano_fpn.py', '../_base_/schedules/adamw_24e.py',
-    '../_base_/default_runtime_det.py'
+    '../_base_/models/mask-rcnn_swin-rpe-nano_fpn.py', '../_base_/datasets/coco_small.py',
+    '../_base_/schedules/adamw_24e.py', '../_base_/default_runtime_det.py'
 ]
 
 # Mask R-CNN without its mask branch is Faster R-CNN: BCCD has boxes only
@@ -8,9 +8,6 @@ model = dict(
     type='FasterRCNN',
     data_preprocessor=dict(pad_mask=False),
     roi_head=dict(bbox_head=dict(num_classes=3), mask_roi_extractor=None, mask_head=None))
-
-data_root = 'data/bccd/'
-metainfo = dict(classes=('RBC', 'WBC', 'Platelets'), palette=[(220, 60, 60), (90, 70, 200), (240, 190, 40)])
 
 # cells are about 100 pixels wide in the photos of 640x480, so half the size is enough
 train_pipeline = [
@@ -27,50 +24,18 @@ test_pipeline = [
     dict(type='PackDetInputs', meta_keys=('img_id', 'img_path', 'ori_shape', 'img_shape', 'scale_factor'))
 ]
 
-train_dataloader = dict(
-    batch_size=4,
-    num_workers=2,
-    persistent_workers=True,
-    sampler=dict(type='DefaultSampler', shuffle=True),
-    dataset=dict(
-        type='CocoDataset',
-        metainfo=metainfo,
-        data_root=data_root,
-        ann_file='annotations/instances_train.json',
-        data_prefix=dict(img='images/'),
-        filter_cfg=dict(filter_empty_gt=True),
-        pipeline=train_pipeline))
-val_dataloader = dict(
-    batch_size=1,
-    num_workers=2,
-    persistent_workers=True,
-    drop_last=False,
-    sampler=dict(type='DefaultSampler', shuffle=False),
-    dataset=dict(
-        type='CocoDataset',
-        metainfo=metainfo,
-        data_root=data_root,
-        ann_file='annotations/instances_val.json',
-        data_prefix=dict(img='images/'),
-        test_mode=True,
-        pipeline=test_pipeline))
+data_root = 'data/bccd/'
+metainfo = dict(classes=('RBC', 'WBC', 'Platelets'), palette=[(220, 60, 60), (90, 70, 200), (240, 190, 40)])
+train_dataloader = dict(dataset=dict(data_root=data_root, metainfo=metainfo, pipeline=train_pipeline))
+val_dataloader = dict(dataset=dict(data_root=data_root, metainfo=metainfo, pipeline=test_pipeline))
 test_dataloader = dict(
-    batch_size=1,
-    num_workers=2,
-    persistent_workers=True,
-    drop_last=False,
-    sampler=dict(type='DefaultSampler', shuffle=False),
     dataset=dict(
-        type='CocoDataset',
-        metainfo=metainfo,
         data_root=data_root,
+        metainfo=metainfo,
         ann_file='annotations/instances_test.json',
-        data_prefix=dict(img='images/'),
-        test_mode=True,
         pipeline=test_pipeline))
-
-val_evaluator = dict(type='CocoMetric', ann_file=data_root + 'annotations/instances_val.json', metric='bbox')
-test_evaluator = dict(type='CocoMetric', ann_file=data_root + 'annotations/instances_test.json', metric='bbox')
+val_evaluator = dict(ann_file=data_root + 'annotations/instances_val.json', metric='bbox')
+test_evaluator = dict(ann_file=data_root + 'annotations/instances_test.json', metric='bbox')
 
 default_hooks = dict(
     logger=dict(interval=10), checkpoint=dict(max_keep_ckpts=1, save_best='coco/bbox_mAP', rule='greater'))
