@@ -1,6 +1,6 @@
 # Mask R-CNN narrow enough for a CPU, for training from random weights: group norm wherever there are convolutions, one
-# box and one mask predictor for all classes, few proposals, and one sample per bin in RoIAlign, whose adaptive number of
-# samples costs a third of a training step on a CPU
+# box and one mask predictor for all classes, few proposals, and one sample per bin in RoIAlign, whose adaptive number
+# of samples costs a third of a training step on a CPU
 _base_ = 'mmdet::_base_/models/mask-rcnn_r50_fpn.py'
 
 norm_cfg = dict(type='GN', num_groups=8)
