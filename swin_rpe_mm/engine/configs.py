@@ -58,6 +58,22 @@ def task_of(cfg: Config) -> str:
     return 'segmentation' if cfg.get('default_scope') == 'mmseg' else 'detection'
 
 
+def has_ops() -> bool:
+    """Whether mmcv came with its compiled operators, without which MMDetection cannot be imported."""
+    try:
+        import mmcv.ops  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def check_ops(cfg: Config) -> None:
+    """Raise :class:`InputError` for a detector where mmcv has no compiled operators."""
+    if task_of(cfg) == 'detection' and not has_ops():
+        raise InputError("detectors need mmcv's compiled operators, which are missing here: install a C++ compiler and "
+                         'run make setup, or install mmcv with its operators')
+
+
 def as_list(value: Any) -> list:
     """A setting that may be absent, one or several, as a list."""
     if value is None:

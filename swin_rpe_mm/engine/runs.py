@@ -9,13 +9,14 @@ from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 
 from .checkpoint_files import trust_own_checkpoints
-from .configs import add_hooks, check_checkpoints, find_data, without_sync_bn
+from .configs import add_hooks, check_checkpoints, check_ops, find_data, without_sync_bn
 from .data_checks import check_data
 from .processes import on_main_process, start_processes
 
 
 def prepare_run(cfg: Config, splits: Sequence[str]) -> list[str]:
     """Start the processes, and check on the main one what the run will read; return lines for the log."""
+    check_ops(cfg)
     trust_own_checkpoints()
     notes = start_processes(cfg)
     notes += find_data(cfg)

@@ -114,7 +114,7 @@ def draw(image: Tensor, batch: Tensor, differences: dict[str, list[np.ndarray]],
     for row, (name, maps) in zip(axes, differences.items()):
         for stage, (axis, values) in enumerate(zip(row[1:], maps)):
             drawn = axis.imshow(np.maximum(values, _FLOOR), norm=LogNorm(_FLOOR, _CEILING), cmap='viridis')
-            axis.set_title(f'stage {stage + 1}: max {values.max():.0e}', fontsize=9)
+            axis.set_title(f'stage {stage + 1}: max {values.max():.1g}', fontsize=9)
         row[1].set_ylabel(name, fontsize=9)
     for axis in axes.flat:
         axis.set_xticks([])

@@ -80,5 +80,5 @@ def test_size_zero_image_is_an_input_error():
 
 
 def test_registered():
-    preprocessor = MODELS.build(dict(type='DetDataPreprocessor', **NORM))
+    preprocessor = MODELS.build(dict(type='swin_rpe_mm.DetDataPreprocessor', **NORM))
     assert isinstance(preprocessor, DetDataPreprocessor)

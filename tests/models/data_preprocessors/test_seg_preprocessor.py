@@ -56,5 +56,5 @@ def test_size_zero_image_is_an_input_error():
 
 
 def test_registered():
-    preprocessor = MODELS.build(dict(type='SegDataPreprocessor', **NORM, size=(64, 64)))
+    preprocessor = MODELS.build(dict(type='swin_rpe_mm.SegDataPreprocessor', **NORM, size=(64, 64)))
     assert isinstance(preprocessor, SegDataPreprocessor)

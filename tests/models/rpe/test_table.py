@@ -139,5 +139,5 @@ def test_unknown_mode_and_wrong_window_are_input_errors():
 
 
 def test_registered():
-    rpe = MODELS.build(dict(type='TableRPE', num_heads=2, window_size=(3, 3)))
+    rpe = MODELS.build(dict(type='swin_rpe_mm.TableRPE', num_heads=2, window_size=(3, 3)))
     assert isinstance(rpe, TableRPE)
