@@ -2,7 +2,6 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from mmdet.models.backbones import SwinTransformer
 from mmengine.runner import load_checkpoint, save_checkpoint
 from oracles.cases import SMALL, pixels, randomise
 from oracles.official import offset_index
@@ -35,8 +34,10 @@ def check(model, source: dict, old, new) -> None:
     assert all(out.isfinite().all() for out in model(pixels(1, 3, 60, 70)))
 
 
+@pytest.mark.needs_ops
 @pytest.mark.parametrize('new', [(12, 12), (5, 5), (7, 7), (1, 1), (4, 9), (9, 4)])
 def test_square_windows_of_mmdet(new):
+    from mmdet.models.backbones import SwinTransformer
     theirs = SwinTransformer(**SMALL, window_size=7)
     theirs.load_state_dict(randomise(model_of(7), 0).state_dict(), strict=False)
     model = model_of(new)

@@ -28,6 +28,9 @@ SETTINGS = ('model', 'train_dataloader', 'val_dataloader', 'test_dataloader', 't
             'env_cfg', 'visualizer', 'log_processor', 'log_level', 'load_from', 'resume', 'tta_model', 'tta_pipeline')
 
 every_pair = pytest.mark.parametrize('name', PAIRS)
+every_model = pytest.mark.parametrize('name', [
+    pytest.param(name, marks=pytest.mark.needs_ops) if package is mmdet else name
+    for name, (package, _) in PAIRS.items()])
 
 
 def read_pair(name: str) -> tuple[Config, Config]:
@@ -65,7 +68,7 @@ def test_the_recipe_is_the_published_one(name):
     assert ours.auto_scale_lr == published.get('auto_scale_lr', dict(enable=False, base_batch_size=16))
 
 
-@every_pair
+@every_model
 def test_the_backbone_is_the_published_one_but_for_padding(name):
     """Same parameters, window, drop path and outputs, with padding treated as the published backbone treats it."""
     ours, published = read_pair(name)

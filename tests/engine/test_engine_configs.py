@@ -44,6 +44,19 @@ def test_types_are_names_or_classes():
     assert configs.type_name({}) == ''
 
 
+def test_detectors_alone_need_operators(tmp_path, monkeypatch):
+    detector, segmentor = (config(tmp_path / f'{scope}.py', default_scope=scope) for scope in ('mmdet', 'mmseg'))
+    monkeypatch.setattr(configs, 'has_ops', lambda: False)
+    configs.check_ops(segmentor)
+    with pytest.raises(InputError) as error:
+        configs.check_ops(detector)
+    assert str(error.value) == (
+        "detectors need mmcv's compiled operators, which are missing here: install a C++ compiler and run make setup, "
+        'or install mmcv with its operators')
+    monkeypatch.setattr(configs, 'has_ops', lambda: True)
+    configs.check_ops(detector)
+
+
 def test_work_dir(tmp_path):
     cfg = config(tmp_path / 'my_model.py')
     configs.set_work_dir(cfg, None)

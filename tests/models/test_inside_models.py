@@ -76,7 +76,8 @@ def features_of_step(model, data, training: bool) -> tuple[torch.Tensor, ...]:
 
 
 @pytest.mark.parametrize('training', [True, False])
-@pytest.mark.parametrize('build, batch', [(detector, det_batch), (segmentor, seg_batch)])
+@pytest.mark.parametrize('build, batch', [
+    pytest.param(detector, det_batch, marks=pytest.mark.needs_ops), (segmentor, seg_batch)])
 def test_features_of_an_image_do_not_depend_on_its_batch(build, batch, training):
     model = build()
     randomise(model.backbone)

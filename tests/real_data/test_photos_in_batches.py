@@ -8,7 +8,7 @@ import torch
 from oracles.cases import SMALL, randomise, token_size
 from oracles.compare import assert_forward, forward_error
 
-from swin_rpe_mm import DetDataPreprocessor, SwinRPE, get_extents
+from swin_rpe_mm import SwinRPE, get_extents
 
 ROOT = Path(os.environ.get('SWIN_RPE_DATA', Path(__file__).parents[2] / '../shared/data'))
 
@@ -21,8 +21,10 @@ def photos() -> list[Path]:
     return list(by_size.values())
 
 
+@pytest.mark.needs_ops
 @pytest.mark.skipif(not (ROOT / 'nuclei').is_dir(), reason=f'needs the photos in SWIN_RPE_DATA, {ROOT}')
 def test_alone_and_in_a_batch():
+    from swin_rpe_mm import DetDataPreprocessor
     images = []
     for path in photos():
         image = torch.from_numpy(mmcv.imread(str(path))).permute(2, 0, 1)

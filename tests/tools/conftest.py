@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tiny import REPO, draw_data, load_tool, write_config
+from tiny import REPO, TASKS, draw_data, load_tool, write_config
 
 
-@pytest.fixture(params=['detection', 'segmentation'])
+@pytest.fixture(params=TASKS)
 def task(request) -> str:
     """Both tasks."""
     return request.param

@@ -63,6 +63,7 @@ def test_image(fails, train_tool, make_config, tiny_data, task, damage, fault):
     assert fails(train_tool, make_config(task)) == f'image {path} of train_dataloader {fault}'
 
 
+@pytest.mark.needs_ops
 def test_several_images_are_counted(fails, train_tool, make_config, tiny_data):
     for path in (tiny_data / 'img_dir/val').iterdir():
         path.unlink()
@@ -77,6 +78,7 @@ def test_test_images(fails, test_tool, make_config, tiny_data, tmp_path, task):
     assert fails(test_tool, make_config(task), 'a.pth') == f'image {path} of test_dataloader is cut short or damaged'
 
 
+@pytest.mark.needs_ops
 def test_wrapped_data_sets_are_looked_into(fails, train_tool, make_config, tiny_data):
     extra = """
 inner = train_dataloader['dataset']
@@ -99,6 +101,7 @@ def test_data_paths(fails, train_tool, make_config, tiny_data, task, tmp_path):
     assert 'img_dir/val does not exist' in sentence
 
 
+@pytest.mark.needs_ops
 def test_class_that_is_not_annotated(fails, train_tool, make_config, tiny_data):
     extra = "metainfo['classes'] = ('disc', 'bax')\n" + ''.join(
         f"{split}_dataloader['dataset']['metainfo'] = metainfo\n" for split in ('train', 'val'))
@@ -107,6 +110,7 @@ def test_class_that_is_not_annotated(fails, train_tool, make_config, tiny_data):
         "'disc', 'box'")
 
 
+@pytest.mark.needs_ops
 def test_forgotten_classes(fails, train_tool, make_config, tiny_data):
     """Then they are COCO's 80, none of which is in the file."""
     sentence = fails(train_tool, make_config('detection', "train_dataloader['dataset'].pop('metainfo')\n"))
@@ -125,17 +129,20 @@ def test_class_that_the_data_set_does_not_know(fails, train_tool, make_config):
     (lambda content: content.pop('categories'), "lacks the list 'categories'"),
     (lambda content: content['images'].clear(), 'lists no images'),
 ])
+@pytest.mark.needs_ops
 def test_annotations_lack(fails, train_tool, make_config, tiny_data, change, expected):
     edit_json(tiny_data / 'train.json', change)
     assert fails(train_tool, make_config('detection')).startswith(f'annotation file {tiny_data}/train.json {expected}')
 
 
+@pytest.mark.needs_ops
 def test_annotations_are_not_json(fails, train_tool, make_config, tiny_data):
     (tiny_data / 'val.json').write_text('{"images": [')
     assert fails(train_tool, make_config('detection')).startswith(
         f'annotation file {tiny_data}/val.json is not valid JSON')
 
 
+@pytest.mark.needs_ops
 def test_nothing_left_after_filtering(fails, train_tool, make_config):
     extra = "train_dataloader['dataset']['filter_cfg'] = dict(min_size=1000)\n"
     sentence = fails(train_tool, make_config('detection', extra))
@@ -192,6 +199,7 @@ def test_checkpoint_that_matches_nothing(fails, test_tool, train_tool, make_conf
     assert sentence.startswith('no key of checkpoint a.pth matches the model')
 
 
+@pytest.mark.needs_ops
 def test_checkpoint_paths(fails, test_tool, train_tool, make_config):
     config = make_config('detection')
     assert fails(test_tool, config, 'absent.pth') == 'checkpoint absent.pth does not exist'
@@ -204,6 +212,7 @@ def test_checkpoint_paths(fails, test_tool, train_tool, make_config):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason='a GPU is there, so that --amp and --launcher slurm are fine')
+@pytest.mark.needs_ops
 def test_what_needs_a_gpu(fails, train_tool, make_config):
     config = make_config('detection')
     assert fails(train_tool, config, '--amp').startswith('--amp needs a GPU')

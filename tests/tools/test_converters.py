@@ -11,6 +11,7 @@ import pytest
 from mmengine.config import Config
 from mmengine.registry import DATASETS, init_default_scope
 from pycocotools.coco import COCO
+from tiny import MMCV_LITE
 
 CONVERTERS = Path(__file__).parents[2] / 'tools/dataset_converters'
 CONFIGS = Path(__file__).parents[2] / 'configs'
@@ -248,7 +249,7 @@ def test_a_wrong_source_is_one_sentence(converters, tmp_path, name):
 
 
 def run_script(*args: str, cwd: Path) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, *args], cwd=cwd, capture_output=True, text=True)
+    return subprocess.run([sys.executable, '-W', MMCV_LITE, *args], cwd=cwd, capture_output=True, text=True)
 
 
 def test_the_command_line_works_from_any_folder(tmp_path):

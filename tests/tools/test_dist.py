@@ -89,6 +89,7 @@ def test_metric_is_that_of_one_process(together, test_tool, make_config, tmp_pat
     assert any(value > 0 for value in one.values())
 
 
+@pytest.mark.needs_ops
 def test_error_is_told_once(together, make_config, tiny_data):
     (tiny_data / 'img_dir/val/0.jpg').unlink()
     ended = together('dist_train.sh', make_config('detection'), '2')

@@ -8,8 +8,8 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
-from conftest import REPO
 from pycocotools.coco import COCO
+from tiny import MMCV_LITE, REPO
 
 from swin_rpe_mm.errors import InputError
 
@@ -160,7 +160,8 @@ class TestFolder:
 class TestCommand:
 
     def run(self, *args: str) -> subprocess.CompletedProcess:
-        return subprocess.run([sys.executable, str(SCRIPT), *args], capture_output=True, text=True, timeout=120)
+        return subprocess.run(
+            [sys.executable, '-W', MMCV_LITE, str(SCRIPT), *args], capture_output=True, text=True, timeout=120)
 
     def test_help_names_every_argument(self):
         text = self.run('--help').stdout

@@ -8,17 +8,16 @@ from types import SimpleNamespace
 import cv2
 import pytest
 import torch
-from tiny import SIZE, draw_data, load_tool, write_config
+from tiny import SIZE, TASKS, draw_data, load_tool, write_config
 
 from swin_rpe_mm.engine.checkpoint_files import trust_own_checkpoints
 from swin_rpe_mm.errors import InputError
 
 pytestmark = pytest.mark.slow
-BOTH = ['detection', 'segmentation']
 MAIN_METRIC = dict(detection='coco/bbox_mAP', segmentation='mIoU')
 
 
-@pytest.fixture(scope='module', params=BOTH)
+@pytest.fixture(scope='module', params=TASKS)
 def trained(request, tmp_path_factory) -> SimpleNamespace:
     """Two epochs, started in a folder that has nothing to do with the config or its data."""
     root = tmp_path_factory.mktemp(request.param)
@@ -134,6 +133,7 @@ def test_only_whole_checkpoints_are_kept(trained, train_tool, tmp_path):
     assert names[0].startswith('best_')
 
 
+@pytest.mark.needs_ops
 def test_default_tta_of_a_box_detector(tiny_data, make_config, train_tool, test_tool, tmp_path):
     config = make_config('detection', """
 model['roi_head'].update(mask_head=None, mask_roi_extractor=None)

@@ -8,9 +8,13 @@ from pathlib import Path
 
 import cv2
 import numpy as np
+import pytest
 from mmengine.visualization import Visualizer
 
 REPO = Path(__file__).parents[2]
+TASKS = [pytest.param('detection', marks=pytest.mark.needs_ops), 'segmentation']
+# for python's -W: what mmcv says in every program where it has no compiled operators
+MMCV_LITE = 'ignore::UserWarning:mmcv.cnn.bricks.transformer'
 SIZE = 64
 COUNTS = dict(train=8, val=5)  # an odd number, so that two processes have one image twice
 

@@ -1,20 +1,31 @@
 """With ``mask_padding=False`` the numbers are those of mmdet's and mmseg's SwinTransformer, at every size."""
+from importlib import import_module
+
 import pytest
 import torch
-from mmdet.models.backbones import SwinTransformer as DetSwin
-from mmseg.models.backbones import SwinTransformer as SegSwin
 from oracles.cases import SMALL, case_count, dice, gradients, loss_of, pixels, random_length, randomise
 from oracles.compare import assert_forward, assert_gradients
 
 from swin_rpe_mm import SwinRPE, attach_extents
 
-PEERS = {'mmdet': DetSwin, 'mmseg': SegSwin}
+PEERS = [pytest.param('mmdet', marks=pytest.mark.needs_ops), 'mmseg']
+
+
+def in_turn(count: int) -> list:
+    """Parameters ``(peer, case)``: each peer has every second case."""
+    return [('mmseg', case) if case % 2 else pytest.param('mmdet', case, marks=pytest.mark.needs_ops)
+            for case in range(count)]
+
+
+def swin_of(peer: str) -> type[torch.nn.Module]:
+    """The peer's ``SwinTransformer``; mmdet cannot be imported without mmcv's operators."""
+    return import_module(f'{peer}.models.backbones').SwinTransformer
 
 
 def pair(peer: str, seed: int, **kwargs) -> tuple[SwinRPE, torch.nn.Module]:
     """Ours and theirs with the same random weights."""
     shared = {name: value for name, value in kwargs.items() if name != 'attn_backend'}
-    ours, theirs = SwinRPE(**(SMALL | kwargs), mask_padding=False), PEERS[peer](**(SMALL | shared))
+    ours, theirs = SwinRPE(**(SMALL | kwargs), mask_padding=False), swin_of(peer)(**(SMALL | shared))
     theirs.load_state_dict(randomise(ours, seed).state_dict(), strict=False)
     return ours, theirs
 
@@ -35,10 +46,9 @@ def check(peer, ours, theirs, images) -> None:
     assert_gradients(actual_grads, expected_grads, f'parity with {peer}')
 
 
-@pytest.mark.parametrize('case', range(case_count(30)))
-def test_random_sizes(case):
+@pytest.mark.parametrize('peer, case', in_turn(case_count(30)))
+def test_random_sizes(peer, case):
     rng = dice('parity', case)
-    peer = ('mmdet', 'mmseg')[case % 2]
     window = rng.randint(1, 8)
     backend = rng.choice(['eager', 'sdpa'])
     size = (random_length(rng, 300), random_length(rng, 500))
@@ -46,10 +56,10 @@ def test_random_sizes(case):
     check(peer, *pair(peer, case, window_size=window, attn_backend=backend), images)
 
 
-@pytest.mark.parametrize('case', range(6))
-def test_in_double_precision(case):
+@pytest.mark.parametrize('peer, case', in_turn(6))
+def test_in_double_precision(peer, case):
     rng = dice('parity in double precision', case)
-    ours, theirs = pair(('mmdet', 'mmseg')[case % 2], case, window_size=rng.randint(1, 8))
+    ours, theirs = pair(peer, case, window_size=rng.randint(1, 8))
     images = pixels(2, 3, random_length(rng, 97), random_length(rng, 97), seed=case).double()
     (actual, actual_grads), (expected, expected_grads) = (results(m.double(), images) for m in (ours, theirs))
     for a, e in zip(actual, expected):
@@ -80,6 +90,7 @@ def test_mlp_ratio_that_is_no_integer():
     check('mmseg', *pair('mmseg', 0, window_size=3, mlp_ratio=2.5), pixels(1, 3, 41, 58))
 
 
+@pytest.mark.needs_ops
 def test_extents_change_nothing_without_masks():
     ours, theirs = pair('mmdet', 0, window_size=3)
     images = pixels(2, 3, 41, 58)
@@ -91,7 +102,7 @@ def test_extents_change_nothing_without_masks():
 @pytest.mark.parametrize('peer', PEERS)
 def test_state_dicts_have_the_same_keys_and_shapes(peer, use_abs_pos_embed):
     arguments = SMALL | dict(use_abs_pos_embed=use_abs_pos_embed, pretrain_img_size=48)
-    ours, theirs = SwinRPE(**arguments), PEERS[peer](**arguments)
+    ours, theirs = SwinRPE(**arguments), swin_of(peer)(**arguments)
     theirs_shapes = {name: value.shape for name, value in theirs.state_dict().items()
                      if not name.endswith('relative_position_index')}
     assert {name: value.shape for name, value in ours.state_dict().items()} == theirs_shapes
@@ -122,9 +133,10 @@ def test_arguments_override_the_arch():
     assert [len(stage.blocks) for stage in model.stages] == [1, 2, 1, 1]
 
 
+@pytest.mark.needs_ops
 def test_same_distribution_of_initial_weights():
     """Like mm's, but for the tables: mm leaves them at zero, the paper draws them with a deviation of 0.02."""
-    ours, theirs = SwinRPE(arch='nano'), DetSwin(**(SMALL | dict(embed_dims=32, num_heads=(1, 2, 4, 8))))
+    ours, theirs = SwinRPE(arch='nano'), swin_of('mmdet')(**(SMALL | dict(embed_dims=32, num_heads=(1, 2, 4, 8))))
     ours.init_weights()
     theirs.init_weights()
     other = theirs.state_dict()

@@ -1,13 +1,18 @@
 """The detection preprocessor writes extents, and is mmdet's in all else."""
 import pytest
 import torch
-from mmdet.models.data_preprocessors import DetDataPreprocessor as MMDetDataPreprocessor
-from mmdet.structures import DetDataSample
 from mmengine.logging import MessageHub
 from mmengine.structures import InstanceData
+from needs import NO_OPS
 
-from swin_rpe_mm import DetDataPreprocessor, InputError, get_extents
+from swin_rpe_mm import InputError, get_extents
 from swin_rpe_mm.registry import MODELS
+
+pytest.importorskip('mmcv.ops', reason=NO_OPS, exc_type=ImportError)
+from mmdet.models.data_preprocessors import DetDataPreprocessor as MMDetDataPreprocessor
+from mmdet.structures import DetDataSample
+
+from swin_rpe_mm import DetDataPreprocessor
 
 NORM = dict(mean=[123.675, 116.28, 103.53], std=[58.395, 57.12, 57.375], bgr_to_rgb=True)
 SIZES = [(20, 37), (45, 11), (1, 1)]
