@@ -42,6 +42,7 @@ def draw_predictions(cfg: Config, show: bool, show_dir: str | None, wait_time: f
     if task_of(cfg) == 'detection':
         hook.update(test_out_dir=show_dir)
         return [f'pictures go to {show_dir}']
+    hook.update(interval=1)  # older mmseg draws one image in 50 else
     cfg.visualizer.save_dir = show_dir
     backends = as_list(cfg.visualizer.get('vis_backends'))
     if not any(type_name(backend) == 'LocalVisBackend' for backend in backends):
