@@ -69,9 +69,9 @@ class WindowAttention(BaseModule):
         windows, slots = layout.slots.shape
         move = into_windows(layout)
         # projecting first leaves padding out of the projections, and the gather puts q, k and v in window order
-        qkv = move(self.qkv(x)).view(windows, slots, 3 * channels)
-        if not mask_padding and len(layout.holes) and self.qkv.bias is not None:
-            qkv = torch.where(layout.valid[..., None], qkv, self.qkv.bias.to(qkv.dtype))
+        qkv = move(self.qkv(x))
+        if not mask_padding and len(layout.holes) and self.qkv.bias is not None:  # what zeros are projected to
+            qkv.index_copy_(0, layout.holes, self.qkv.bias.to(qkv.dtype).expand(len(layout.holes), -1))
         q, k, v = qkv.view(windows, slots, 3, self.num_heads, channels // self.num_heads).permute(2, 0, 3, 1, 4)
         q, bias = q * self.scale, None
         if self.rpe is not None:
