@@ -43,7 +43,6 @@ class WindowLayout:
             extent, which no slot holds.
         holes (Tensor): ``(P,)`` long, the flat indices of the padding slots.
         inside, outside (Tensor): ``(K,)`` and ``(B*H*W - K,)`` long, the tokens inside and outside their extent.
-        image (Tensor): ``(T,)`` long, the image each window belongs to.
         image_of_token (Tensor): ``(K,)`` long, the image each of the tokens inside belongs to.
         plain (int): Windows ``[0, plain)`` need no mask: all their slots and keys share one region.
         visible (Tensor): ``(T - plain, N, Nk)`` bool, for the other windows: True where the query sees the key.
@@ -59,7 +58,6 @@ class WindowLayout:
     holes: Tensor
     inside: Tensor
     outside: Tensor
-    image: Tensor
     image_of_token: Tensor
     plain: int
     visible: Tensor
@@ -114,15 +112,14 @@ def _build(map_size: Size, window: Size, shift: Size, extents: Extents, halo: Si
         queries = _cut(extent, window, image_shift, (0, 0), columns, mask_padding)
         keys = queries if halo == (0, 0) else _cut(extent, window, image_shift, halo, columns, mask_padding)
         first = index * tokens_per_image
-        image = torch.full((len(queries[0]), ), index)
-        parts.append((queries[0] + first, *queries[1:], keys[0] + first, *keys[1:], image))
-    slots, valid, region, key_slots, key_valid, key_region, image = (torch.cat(part) for part in zip(*parts))
+        parts.append((queries[0] + first, *queries[1:], keys[0] + first, *keys[1:]))
+    slots, valid, region, key_slots, key_valid, key_region = (torch.cat(part) for part in zip(*parts))
 
     one_region = region[:, 0]
     unmasked = (region == one_region[:, None]).all(1) & (key_region == one_region[:, None]).all(1)
     order = torch.argsort(~unmasked, stable=True)  # the plain windows first
-    slots, valid, region, key_slots, key_valid, key_region, image = (
-        part[order] for part in (slots, valid, region, key_slots, key_valid, key_region, image))
+    slots, valid, region, key_slots, key_valid, key_region = (
+        part[order] for part in (slots, valid, region, key_slots, key_valid, key_region))
 
     home = torch.full((len(extents) * tokens_per_image, ), -1)
     home[slots[valid]] = torch.arange(slots.numel()).view_as(slots)[valid]
@@ -136,7 +133,7 @@ def _build(map_size: Size, window: Size, shift: Size, extents: Extents, halo: Si
 
     queries = [part.to(device) for part in (slots, valid, region)]
     keys = queries if halo == (0, 0) else [part.to(device) for part in (key_slots, key_valid, key_region)]
-    others = [part.to(device) for part in (home, holes, inside, outside, image, inside // tokens_per_image)]
+    others = [part.to(device) for part in (home, holes, inside, outside, inside // tokens_per_image)]
     return WindowLayout(*queries, *keys, *others, plain, visible.to(device), len(extents))
 
 

@@ -15,7 +15,6 @@ from mmengine.config import Config
 from mmengine.runner import Runner
 
 from swin_rpe_mm.engine.cli import run_tool
-from swin_rpe_mm.engine.configs import walk
 from swin_rpe_mm.models.backbones.arguments import ARCHS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,9 +37,7 @@ def parse_args() -> Namespace:
 def config_for(args: Namespace, backbone: str) -> Config:
     """The data set's config, cut to the budget, on one of the two backbones."""
     cfg = Config.fromfile(next((ROOT / 'configs' / args.data).glob('*.py')))
-    for node in walk(cfg.to_dict()):
-        if 'data_root' in node:
-            old_root = node['data_root']
+    old_root = cfg.train_dataloader.dataset.data_root
     cfg = Config.fromstring(cfg.pretty_text.replace(old_root, f'{DATA / args.data}/'), '.py')
     if backbone == 'SwinTransformer':
         embed_dims, depths, num_heads = ARCHS['nano']

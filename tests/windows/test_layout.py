@@ -39,6 +39,11 @@ def cells_by_coordinates(extent, window, shift) -> set[frozenset[tuple[int, int]
     return {frozenset(cell) for cell in cells.values()}
 
 
+def image_of_window(layout, size):
+    """The image that the real tokens of each window belong to."""
+    return place(layout.slots, size)[0].masked_fill(~layout.valid, -1).amax(1)
+
+
 @pytest.mark.parametrize('case', CASES)
 @pytest.mark.parametrize('halo', [False, True])
 def test_every_token_has_one_slot(case, halo):
@@ -50,7 +55,7 @@ def test_every_token_has_one_slot(case, halo):
               for b, (h, w) in enumerate(extents) for y in range(h) for x in range(w)]
     total = len(extents) * size[0] * size[1]
 
-    assert layout.slots.dtype == layout.home.dtype == layout.image.dtype == torch.long
+    assert layout.slots.dtype == layout.home.dtype == layout.image_of_token.dtype == torch.long
     assert layout.valid.dtype == torch.bool
     assert layout.slots.shape[1] == arguments['window'][0] * arguments['window'][1]
     assert sorted(layout.slots[layout.valid].tolist()) == tokens
@@ -58,6 +63,8 @@ def test_every_token_has_one_slot(case, halo):
     inside = torch.tensor(tokens)
     assert torch.equal(layout.slots.flatten()[layout.home[inside]], inside)
     assert layout.valid.flatten()[layout.home[inside]].all()
+    assert torch.equal(layout.inside, inside)
+    assert torch.equal(layout.image_of_token, place(inside, size)[0])
     assert sorted(layout.outside.tolist()) == sorted(set(range(total)) - set(tokens))
     assert layout.home.min() >= 0 and layout.home.max() < layout.slots.numel()
 
@@ -71,7 +78,8 @@ def test_padding_slots_repeat_a_real_token_of_their_image(case, halo):
     for slots, valid, region in ((layout.slots, layout.valid, layout.region),
                                  (layout.key_slots, layout.key_valid, layout.key_region)):
         assert outside.isdisjoint(slots.unique().tolist())
-        assert torch.equal(place(slots, arguments['map_size'])[0], layout.image[:, None].expand_as(slots))
+        image = image_of_window(layout, arguments['map_size'])
+        assert torch.equal(place(slots, arguments['map_size'])[0], image[:, None].expand_as(slots))
         assert torch.equal(region == -1, ~valid)
 
 
@@ -84,7 +92,7 @@ def test_windows_are_those_of_the_image_alone(case):
     _, rows, columns = place(layout.slots, size)
     for index, extent in enumerate(extents):
         groups, windows = set(), set()
-        for t in (layout.image == index).nonzero().flatten().tolist():
+        for t in (image_of_window(layout, size) == index).nonzero().flatten().tolist():
             members = [(r, y, x) for r, y, x, v in zip(layout.region[t].tolist(), rows[t].tolist(),
                                                        columns[t].tolist(), layout.valid[t].tolist()) if v]
             assert members, 'a window without a valid token'
@@ -154,7 +162,7 @@ def test_covered_axes_are_not_shifted_on_request(case):
 def test_layout_does_not_depend_on_what_was_built_before():
     arguments = dict(map_size=(10, 13), window=(4, 4), shift=(2, 2), extents=[(9, 13), (1, 1)])
     before = WindowLayout.build(**arguments)
-    kept = {name: getattr(before, name).clone() for name in ('slots', 'valid', 'region', 'home', 'image')}
+    kept = {name: getattr(before, name).clone() for name in ('slots', 'valid', 'region', 'home', 'image_of_token')}
     for length in range(1, 300):
         WindowLayout.build((length, 3), (4, 4), (2, 2))
     after = WindowLayout.build(**arguments)

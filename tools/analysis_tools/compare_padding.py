@@ -5,9 +5,11 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
-import matplotlib
 import numpy as np
 import torch
+from matplotlib.colors import LogNorm
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from mmengine.config import Config
 from mmengine.dataset import pseudo_collate
 from mmengine.registry import DATASETS, MODELS, init_default_scope
@@ -19,10 +21,6 @@ from swin_rpe_mm.engine.checkpoint_files import check_checkpoint, trust_own_chec
 from swin_rpe_mm.engine.cli import run_tool
 from swin_rpe_mm.engine.configs import find_data, load_config
 from swin_rpe_mm.errors import InputError
-
-matplotlib.use('Agg')
-from matplotlib import pyplot as plt  # noqa: E402
-from matplotlib.colors import LogNorm  # noqa: E402
 
 _FLOOR, _CEILING = 1e-7, 1.0  # relative differences that the colours span; float32 rounds near the lower end
 
@@ -99,8 +97,9 @@ def compare(backbone: SwinRPE, image: Tensor, companion: Tensor) -> list[np.ndar
 def draw(image: Tensor, batch: Tensor, differences: dict[str, list[np.ndarray]], out: str) -> None:
     """The image, the batch, and a row of difference maps for each kind of mask."""
     stages = len(next(iter(differences.values())))
-    figure, axes = plt.subplots(
-        len(differences), stages + 1, figsize=(2.4 * (stages + 1.4), 2.5 * len(differences)), layout='constrained')
+    # a figure of its own rather than pyplot's: needs no screen and leaves no state behind
+    figure = Figure(figsize=(2.4 * (stages + 1.4), 2.5 * len(differences)), layout='constrained')
+    axes = figure.subplots(len(differences), stages + 1)
     h, w = get_extents(image)[0]
     low, high = image.amin(), image.amax()
     for axis, picture, (height, width), title in ((axes[0, 0], image[0], (h, w), f'alone, {h}x{w} px'),
@@ -109,7 +108,7 @@ def draw(image: Tensor, batch: Tensor, differences: dict[str, list[np.ndarray]],
         pixels = ((picture[:, :height, :width] - low) / (high - low)).clamp(0, 1).permute(1, 2, 0).numpy().copy()
         pixels[h:], pixels[:, w:] = 1, 1
         axis.imshow(pixels)
-        axis.add_patch(plt.Rectangle((-.5, -.5), width, height, fill=False, color='0.5', clip_on=False))
+        axis.add_patch(Rectangle((-.5, -.5), width, height, fill=False, color='0.5', clip_on=False))
         axis.set_title(title, fontsize=9)
     for row, (name, maps) in zip(axes, differences.items()):
         for stage, (axis, values) in enumerate(zip(row[1:], maps)):
@@ -122,7 +121,6 @@ def draw(image: Tensor, batch: Tensor, differences: dict[str, list[np.ndarray]],
     figure.colorbar(drawn, ax=axes, label='change of features alone -> in a batch, relative', shrink=.8)
     Path(out).parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(out, dpi=130)
-    plt.close(figure)
 
 
 if __name__ == '__main__':
