@@ -6,8 +6,7 @@ from mmengine.model import BaseModule
 from torch import Tensor, nn
 
 from ...windows import WindowLayout, into_windows
-from ..rpe import TableRPE, WindowGeometry, build_rpe
-from ..rpe.interpolate import resize_table, source_window
+from ..rpe import WindowGeometry, build_rpe
 from .backends import BACKENDS
 
 _TABLE = 'relative_position_bias_table'
@@ -47,7 +46,7 @@ class WindowAttention(BaseModule):
         self.scale = qk_scale or (embed_dims // num_heads)**-0.5
         self.geometry = WindowGeometry.square(window_size)
         self.attend = BACKENDS[attn_backend]
-        self.rpe = build_rpe(rpe, num_heads, window_size)
+        self.rpe = build_rpe(rpe, num_heads=num_heads, window_size=window_size, head_dim=embed_dims // num_heads)
         self.qkv = nn.Linear(embed_dims, embed_dims * 3, bias=qkv_bias)
         self.attn_drop_rate = attn_drop_rate
         self.proj = nn.Linear(embed_dims, embed_dims)
@@ -107,17 +106,10 @@ def _table_into_mm_place(module: WindowAttention, state_dict: Dict[str, Tensor],
     table = state_dict.pop(f'{prefix}rpe.{_TABLE}', None)
     if table is not None:
         state_dict[prefix + _TABLE] = table
-        metadata['window_size'] = module.geometry.query_size
 
 
 def _table_from_mm_place(module: WindowAttention, state_dict: Dict[str, Tensor], prefix: str, metadata: dict,
                          *_) -> None:
-    index = state_dict.pop(f'{prefix}relative_position_index', None)
-    table = state_dict.pop(prefix + _TABLE, None)
-    if table is None:
-        return
-    if isinstance(module.rpe, TableRPE):
-        window = metadata.get('window_size') or source_window(len(table), index, module.rpe.window_size,
-                                                              prefix + _TABLE)
-        table = resize_table(table, tuple(2 * side - 1 for side in window), module.rpe.sides, 'bicubic')
-    state_dict[f'{prefix}rpe.{_TABLE}'] = table
+    for name in (_TABLE, 'relative_position_index'):
+        if prefix + name in state_dict:
+            state_dict[f'{prefix}rpe.{name}'] = state_dict.pop(prefix + name)

@@ -135,7 +135,7 @@ def test_unknown_mode_and_wrong_window_are_input_errors():
     with pytest.raises(InputError, match='bicubic'):
         rpe.resample((5, 5), 'nearest')
     with pytest.raises(InputError):
-        bias_of(rpe, WindowGeometry((5, 5), (5, 5), (0, 0)))
+        bias_of(rpe, WindowGeometry((9, 9), (9, 9), (0, 0)))
 
 
 def test_registered():
