@@ -1,10 +1,16 @@
 from .base import RelativePositionEncoding
-from .build import build_rpe, check_rpe, rpe_of_stage
+from .block import BlockRPE
+from .build import RPEConfig, build_rpe, check_rpe, rpe_of_stage
+from .decomposed import DecomposedRPE
+from .dynamic import DynamicRPE
+from .low_rank import LowRankRPE
 from .offsets import WindowGeometry, all_offsets, coordinates, offsets
-from .sum import SumRPE
+from .rotary import RotaryRPE
+from .sum import SumRPE, call_rpe
 from .table import TableRPE
 
 __all__ = [
-    'RelativePositionEncoding', 'SumRPE', 'TableRPE', 'WindowGeometry', 'all_offsets', 'build_rpe', 'check_rpe',
-    'coordinates', 'offsets', 'rpe_of_stage'
+    'BlockRPE', 'DecomposedRPE', 'DynamicRPE', 'LowRankRPE', 'RPEConfig', 'RelativePositionEncoding', 'RotaryRPE',
+    'SumRPE', 'TableRPE', 'WindowGeometry', 'all_offsets', 'build_rpe', 'call_rpe', 'check_rpe', 'coordinates',
+    'offsets', 'rpe_of_stage'
 ]
