@@ -12,7 +12,7 @@ import pytest
 from tools.setup import machine as machines
 from tools.setup import ops, stamp
 from tools.setup.console import SetupError, duration, remaining, run
-from tools.setup.main import clean_environment, half_installed, requirement
+from tools.setup.main import Setup, clean_environment, half_installed, requirement
 
 ROOT = Path(__file__).resolve().parents[2]
 BARE = machines.Machine(compiler=None, python_headers=False, nvcc=None, gpu=False)
@@ -219,6 +219,51 @@ class TestPackages:
         env = clean_environment()
         assert not {'PYTHONPATH', 'PIP_USER'} & set(env)
         assert env['PIP_CERT'] == '/cert'
+
+
+class TestPeers:
+
+    @pytest.fixture()
+    def setup(self, tmp_path, monkeypatch):
+        """A set-up whose pip only makes the target folder, or fails."""
+        (tmp_path / 'requirements').mkdir()
+        (tmp_path / 'requirements/peers.txt').write_text('peer==1\n')
+        setup = Setup(tmp_path, CPU)
+        setup.commands, setup.works = [], True
+
+        def pip(command, *_):
+            setup.commands.append(command)
+            Path(command[command.index('--target') + 1]).mkdir(parents=True)
+            setup.log.touch()
+            return setup.works
+
+        monkeypatch.setattr('tools.setup.main.run', pip)
+        return setup
+
+    def test_installed_once_beside_the_environment(self, setup, capsys):
+        for _ in range(2):
+            setup._install_peers()
+        assert len(setup.commands) == 1
+        assert '--no-deps' in setup.commands[0]
+        assert [folder.name for folder in setup.venv.iterdir() if folder.is_dir()] == ['peers']
+        assert 'there already' in capsys.readouterr().out
+
+    def test_another_list_is_installed_anew(self, setup):
+        setup._install_peers()
+        (setup.venv / 'peers/gone').mkdir()
+        (setup.root / 'requirements/peers.txt').write_text('peer==2\n')
+        setup._install_peers()
+        assert len(setup.commands) == 2
+        assert [file.name for file in (setup.venv / 'peers').iterdir()] == ['peers.txt']
+
+    def test_set_up_goes_on_without_them(self, setup, capsys):
+        setup.works = False
+        setup._install_peers()
+        assert 'are skipped' in capsys.readouterr().out
+        assert not (setup.venv / 'peers').exists()
+        setup.works = True
+        setup._install_peers()
+        assert (setup.venv / 'peers').exists()
 
 
 def lines_of(lines, word):

@@ -49,7 +49,7 @@ def clean_environment() -> dict[str, str]:
 class Setup:
     """One run of set-up in the repository ``root``."""
 
-    steps = 5
+    steps = 6
 
     def __init__(self, root: Path, machine: machines.Machine):
         self.root, self.machine = root, machine
@@ -75,6 +75,7 @@ class Setup:
         choice = self._install_mmcv(torch)
         self._say('swin_rpe_mm: linking this folder into the environment')
         self._pip('install', '--no-deps', '--no-build-isolation', '-e', str(self.root))
+        self._install_peers()
         return choice, torch
 
     def _has_environment(self) -> bool:
@@ -141,6 +142,24 @@ class Setup:
         build.cached().unlink()
         self.step -= 1
         return False
+
+    def _install_peers(self) -> None:
+        """Install what tests compare with beside the environment. Everything else works without it."""
+        wanted, folder, new = self.root / 'requirements/peers.txt', self.venv / 'peers', self.venv / 'peers.new'
+        installed = folder / wanted.name
+        if installed.is_file() and installed.read_bytes() == wanted.read_bytes():
+            self._say('peers that tests compare with: there already')
+            return
+        self._say('peers that tests compare with, about 5 s')
+        for old in (folder, new):
+            shutil.rmtree(old, ignore_errors=True)
+        try:
+            self._pip('install', '--no-deps', '--no-compile', '--target', str(new), '-r', str(wanted))
+        except SetupError:
+            say(f'      note: they cannot be installed (see {self.log}), so tests that compare with them are skipped.')
+            return
+        shutil.copy(wanted, new)
+        new.rename(folder)
 
     def _ask(self, code: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run([self.python, '-c', code], capture_output=True, text=True, env=self.env, check=False)
