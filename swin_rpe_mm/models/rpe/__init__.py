@@ -1,8 +1,12 @@
 from .base import RelativePositionEncoding
 from .block import BlockRPE
 from .build import RPEConfig, build_rpe, check_rpe, rpe_of_stage
+from .clipped import ClippedRPE
+from .contextual import ContextualRPE
 from .decomposed import DecomposedRPE
 from .dynamic import DynamicRPE
+from .log_bucket import LogBucketRPE
+from .log_cpb import LogCPB
 from .low_rank import LowRankRPE
 from .offsets import WindowGeometry, all_offsets, coordinates, offsets
 from .rotary import RotaryRPE
@@ -10,7 +14,7 @@ from .sum import SumRPE, call_rpe
 from .table import TableRPE
 
 __all__ = [
-    'BlockRPE', 'DecomposedRPE', 'DynamicRPE', 'LowRankRPE', 'RPEConfig', 'RelativePositionEncoding', 'RotaryRPE',
-    'SumRPE', 'TableRPE', 'WindowGeometry', 'all_offsets', 'build_rpe', 'call_rpe', 'check_rpe', 'coordinates',
-    'offsets', 'rpe_of_stage'
+    'BlockRPE', 'ClippedRPE', 'ContextualRPE', 'DecomposedRPE', 'DynamicRPE', 'LogBucketRPE', 'LogCPB', 'LowRankRPE',
+    'RPEConfig', 'RelativePositionEncoding', 'RotaryRPE', 'SumRPE', 'TableRPE', 'WindowGeometry', 'all_offsets',
+    'build_rpe', 'call_rpe', 'check_rpe', 'coordinates', 'offsets', 'rpe_of_stage'
 ]
