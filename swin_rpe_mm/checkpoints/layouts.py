@@ -7,27 +7,28 @@ from typing import Dict
 
 from torch import Tensor
 
-# buffers that other projects save and that follow from the window alone
-_DERIVED = ('attn_mask', 'relative_coords_table')
+# buffers that other projects save and that follow from the window; attention reads the window from them, no more
+DERIVED = ('relative_position_index', 'relative_coords_table')
 
 
 def to_mm_layout(state_dict: Dict[str, Tensor]) -> Dict[str, Tensor]:
     """Convert a backbone's state dict, its keys without any prefix.
 
     Understands mm's own layout and that of microsoft/Swin-Transformer and its detection and segmentation
-    repositories: ``layers.i.blocks.j.{attn,mlp}``, ``patch_embed.proj``, patches merged token by token.
+    repositories, SwinV2's too: ``layers.i.blocks.j.{attn,mlp}``, ``patch_embed.proj``, patches merged token by token.
 
     Args:
         state_dict (dict[str, Tensor]): Weights by name.
 
     Returns:
-        dict[str, Tensor]: The same weights under mm's names, without derived buffers and the classifier's head.
+        dict[str, Tensor]: The same weights under mm's names, without masks and the classifier's head.
     """
-    state_dict = {key: value for key, value in state_dict.items() if key.rsplit('.', 1)[-1] not in _DERIVED}
+    state_dict = {key: value for key, value in state_dict.items() if not key.endswith('attn_mask')}
     if not any(key.startswith('layers.') and '.blocks.' in key for key in state_dict):
         return state_dict
+    after_projection = any(key.endswith('.logit_scale') for key in state_dict)  # SwinV2 norms after merging
     return {
-        _mm_name(key): _mm_order(key, value)
+        _mm_name(key): _mm_order(key, value, after_projection)
         for key, value in state_dict.items() if not key.startswith(('head.', 'norm.'))
     }
 
@@ -41,10 +42,11 @@ def _mm_name(key: str) -> str:
     return key
 
 
-def _mm_order(key: str, value: Tensor) -> Tensor:
+def _mm_order(key: str, value: Tensor, after_projection: bool) -> Tensor:
     """Patch merging joins the tokens (0,0), (1,0), (0,1), (1,1) one after the other; nn.Unfold goes through
     (0,0), (0,1), (1,0), (1,1) for each channel."""
-    if '.downsample.norm.' in key or key.endswith('.downsample.reduction.weight'):
+    joined = '.downsample.norm.' in key and not after_projection
+    if joined or key.endswith('.downsample.reduction.weight'):
         by_token = value.unflatten(-1, (4, -1))[..., [0, 2, 1, 3], :]
         return by_token.transpose(-2, -1).flatten(-2)
     if key == 'absolute_pos_embed' and value.ndim == 4:  # the detection repository keeps a map, (1, C, H, W)

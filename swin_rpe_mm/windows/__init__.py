@@ -1,4 +1,4 @@
-from .gather import Gather, into_windows, pack
+from .gather import Gather, into_windows, key_rows, pack
 from .layout import WindowLayout
 
-__all__ = ['Gather', 'WindowLayout', 'into_windows', 'pack']
+__all__ = ['Gather', 'WindowLayout', 'into_windows', 'key_rows', 'pack']

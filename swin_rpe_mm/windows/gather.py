@@ -55,6 +55,12 @@ def into_windows(layout: WindowLayout) -> Gather:
                   layout.outside[:0])
 
 
+@index_cache(128)
+def key_rows(layout: WindowLayout) -> Tensor:
+    """The packed token in each key slot, ``(T, Nk)``. With a halo a token is a key of several windows."""
+    return _rank(layout)[layout.key_slots]
+
+
 def _rank(layout: WindowLayout) -> Tensor:
     """The place of each of the maps' tokens among the packed ones, ``(B*H*W,)``; 0 for those that are not."""
     rank = torch.zeros_like(layout.home)

@@ -45,8 +45,11 @@ class WindowLayout:
         inside, outside (Tensor): ``(K,)`` and ``(B*H*W - K,)`` long, the tokens inside and outside their extent.
         image_of_token (Tensor): ``(K,)`` long, the image each of the tokens inside belongs to.
         plain (int): Windows ``[0, plain)`` need no mask: all their slots and keys share one region.
-        visible (Tensor): ``(T - plain, N, Nk)`` bool, for the other windows: True where the query sees the key.
+        visible (Tensor): ``(T - plain, N, Nk + P)`` bool, for the other windows: True where the query sees the key. The
+            last P columns are the neighbours.
         batch_size (int): B.
+        neighbours (Tensor): ``(T, P)`` long, the windows around each window, row by row without itself;
+            ``P = (2 * pooled_neighbours + 1) ** 2 - 1``. Itself where there is none.
     """
     slots: Tensor
     valid: Tensor
@@ -62,6 +65,7 @@ class WindowLayout:
     plain: int
     visible: Tensor
     batch_size: int
+    neighbours: Tensor
 
     @classmethod
     def build(cls,
@@ -72,6 +76,7 @@ class WindowLayout:
               halo: Size = (0, 0),
               mask_padding: bool = True,
               shift_covered_axes: bool = True,
+              pooled_neighbours: int = 0,
               device: Union[str, torch.device] = 'cpu') -> 'WindowLayout':
         """Lay windows over maps.
 
@@ -87,6 +92,8 @@ class WindowLayout:
             mask_padding (bool): False gives window padding the region of its place, so that it takes part in
                 attention, as it does in other Swins.
             shift_covered_axes (bool): False leaves the shift out along an axis that one window covers.
+            pooled_neighbours (int): How many windows away the neighbours reach. With neighbours, the map is not rolled
+                but its border cuts windows short, so that each window has one place among the others.
             device (torch.device): Where the tensors live.
 
         Returns:
@@ -95,31 +102,36 @@ class WindowLayout:
         if extents is None:
             extents = (map_size, )
         return _build(tuple(map_size), tuple(window), tuple(shift), tuple(map(tuple, extents)), tuple(halo),
-                      mask_padding, shift_covered_axes, torch.device(device))
+                      mask_padding, shift_covered_axes, pooled_neighbours, torch.device(device))
 
 
 @index_cache(128)
 def _build(map_size: Size, window: Size, shift: Size, extents: Extents, halo: Size, mask_padding: bool,
-           shift_covered_axes: bool, device: torch.device) -> WindowLayout:
+           shift_covered_axes: bool, pooled_neighbours: int, device: torch.device) -> WindowLayout:
     columns = map_size[1]
     tokens_per_image = map_size[0] * columns
-    parts = []
+    rolled = pooled_neighbours == 0
+    parts, grids = [], []
     for index, extent in enumerate(extents):
         if not shift_covered_axes:
             image_shift = tuple(0 if w >= e else s for s, w, e in zip(shift, window, extent))
         else:
             image_shift = shift
-        queries = _cut(extent, window, image_shift, (0, 0), columns, mask_padding)
-        keys = queries if halo == (0, 0) else _cut(extent, window, image_shift, halo, columns, mask_padding)
+        queries = _cut(extent, window, image_shift, (0, 0), columns, mask_padding, rolled)
+        keys = queries if halo == (0, 0) else _cut(extent, window, image_shift, halo, columns, mask_padding, rolled)
         first = index * tokens_per_image
+        if not rolled:
+            grids.append(tuple(-(-(e + -s % w) // w) for e, w, s in zip(extent, window, image_shift)))
         parts.append((queries[0] + first, *queries[1:], keys[0] + first, *keys[1:]))
     slots, valid, region, key_slots, key_valid, key_region = (torch.cat(part) for part in zip(*parts))
 
+    neighbours, there = _neighbours(grids, pooled_neighbours, len(slots))
     one_region = region[:, 0]
-    unmasked = (region == one_region[:, None]).all(1) & (key_region == one_region[:, None]).all(1)
+    unmasked = (region == one_region[:, None]).all(1) & (key_region == one_region[:, None]).all(1) & there.all(1)
     order = torch.argsort(~unmasked, stable=True)  # the plain windows first
     slots, valid, region, key_slots, key_valid, key_region = (
         part[order] for part in (slots, valid, region, key_slots, key_valid, key_region))
+    neighbours, there = order.argsort()[neighbours[order]], there[order]
 
     home = torch.full((len(extents) * tokens_per_image, ), -1)
     home[slots[valid]] = torch.arange(slots.numel()).view_as(slots)[valid]
@@ -130,18 +142,41 @@ def _build(map_size: Size, window: Size, shift: Size, extents: Extents, halo: Si
     plain = int(unmasked.sum())
     holes = (~valid).flatten().nonzero().flatten()
     visible = region[plain:, :, None] == key_region[plain:, None, :]
+    visible = torch.cat([visible, there[plain:, None].expand(-1, visible.shape[1], -1)], dim=2)
 
     queries = [part.to(device) for part in (slots, valid, region)]
     keys = queries if halo == (0, 0) else [part.to(device) for part in (key_slots, key_valid, key_region)]
     others = [part.to(device) for part in (home, holes, inside, outside, inside // tokens_per_image)]
-    return WindowLayout(*queries, *keys, *others, plain, visible.to(device), len(extents))
+    return WindowLayout(*queries, *keys, *others, plain, visible.to(device), len(extents),
+                        neighbours.to(device))
 
 
-def _cut(extent: Size, window: Size, shift: Size, halo: Size, columns: int,
-         mask_padding: bool) -> Tuple[Tensor, Tensor, Tensor]:
+def _neighbours(grids: Sequence[Size], reach: int, windows: int) -> Tuple[Tensor, Tensor]:
+    """The windows up to ``reach`` away from each, and whether they exist, both ``(T, P)``.
+
+    ``grids`` has the numbers of windows down and across each image; the windows of an image follow one another.
+    """
+    if reach == 0:
+        return torch.zeros(windows, 0, dtype=torch.long), torch.ones(windows, 0, dtype=torch.bool)
+    steps = torch.cartesian_prod(*[torch.arange(-reach, reach + 1)] * 2)
+    steps = steps[steps.any(1)]
+    found, exist, first = [], [], 0
+    for grid in grids:
+        places = torch.cartesian_prod(*map(torch.arange, grid))
+        others = places[:, None] + steps
+        inside = ((others >= 0) & (others < torch.tensor(grid))).all(2)
+        others = torch.where(inside[..., None], others, places[:, None])
+        found.append(first + others[..., 0] * grid[1] + others[..., 1])
+        exist.append(inside)
+        first += grid[0] * grid[1]
+    return torch.cat(found), torch.cat(exist)
+
+
+def _cut(extent: Size, window: Size, shift: Size, halo: Size, columns: int, mask_padding: bool,
+         rolled: bool) -> Tuple[Tensor, Tensor, Tensor]:
     """Slots, validity and region, each ``(T, N)``, of one image whose rows lie ``columns`` tokens apart."""
     (y, y_side, y_real, y_padded), (x, x_side, x_real, x_padded) = (
-        _cut_axis(*axis) for axis in zip(extent, window, shift, halo))
+        _cut_axis(*axis, rolled) for axis in zip(extent, window, shift, halo))
 
     def grid(rows: Tensor, cols: Tensor, join) -> Tensor:  # (ny, h), (nx, w) -> (ny * nx, h * w)
         return join(rows[:, None, :, None], cols[None, :, None, :]).flatten(2).flatten(0, 1)
@@ -153,16 +188,17 @@ def _cut(extent: Size, window: Size, shift: Size, halo: Size, columns: int,
     return slots, valid, region.to(torch.int8)
 
 
-def _cut_axis(length: int, window: int, shift: int, halo: int) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
+def _cut_axis(length: int, window: int, shift: int, halo: int, rolled: bool) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
     """Cut one axis: coordinate, side of the seam, whether it is content, whether it is content or window padding.
 
     Each is ``(windows, window + 2 * halo)``. The rolled axis is read as a window onto two copies of the axis, the
-    second of which starts at the seam; a halo that crosses the seam thus stays in its own copy and never wraps.
+    second of which starts at the seam; a halo that crosses the seam thus stays in its own copy and never wraps. An axis
+    that is not rolled has no seam: with a shift, one window more starts before the first token.
     """
     padded = -(-length // window) * window
-    rolled = torch.arange(0, padded, window)[:, None] + torch.arange(-halo, window + halo)
-    coordinate = rolled + shift
-    side = (coordinate >= padded).long()
+    first, end = (shift, shift + padded) if rolled else (-(-shift % window), length)
+    coordinate = torch.arange(first, end, window)[:, None] + torch.arange(-halo, window + halo)
+    side = (coordinate >= padded).long() if rolled else torch.zeros_like(coordinate)
     coordinate = coordinate - side * padded
     in_front = coordinate >= 0
     return coordinate, side, in_front & (coordinate < length), in_front & (coordinate < padded)

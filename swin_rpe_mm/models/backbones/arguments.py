@@ -5,11 +5,12 @@ from typing import Any, Optional, Sequence, Tuple
 
 from ...errors import InputError
 from ..layers.backends import BACKENDS
-from ..rpe import check_rpe
+from ..rpe import RPEConfig, check_rpe, rpe_of_stage
 
 Size = Tuple[int, int]
 
-# embed_dims, depths, num_heads. tiny to large are arXiv 2103.14030, section 3.3; nano is ours, for CPUs and tests
+# embed_dims, depths, num_heads. tiny to large are arXiv 2103.14030, section 3.3, and v2-* arXiv 2111.09883, which has
+# the same sizes; nano is ours, for CPUs and tests
 ARCHS = {
     'nano': (32, (2, 2, 2, 2), (1, 2, 4, 8)),
     'tiny': (96, (2, 2, 6, 2), (3, 6, 12, 24)),
@@ -17,6 +18,7 @@ ARCHS = {
     'base': (128, (2, 2, 18, 2), (4, 8, 16, 32)),
     'large': (192, (2, 2, 18, 2), (6, 12, 24, 48)),
 }
+ARCHS.update({f'v2-{name}': sizes for name, sizes in ARCHS.items()})
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,10 @@ class Arguments:
     depths: Tuple[int, ...]
     num_heads: Tuple[int, ...]
     window_sizes: Tuple[Size, ...]
+    halos: Tuple[Size, ...]
+    rpes: Tuple[RPEConfig, ...]
+    swin_v2: bool
+    shift_covered_axes: bool
     patch_size: Size
     merge_strides: Tuple[Size, ...]
     pretrain_size: Size
@@ -39,8 +45,9 @@ class Arguments:
 
 def check_arguments(arch: str, embed_dims: Optional[int], depths: Optional[Sequence[int]],
                     num_heads: Optional[Sequence[int]], window_size, patch_size, strides: Sequence,
-                    pretrain_img_size, out_indices: Sequence[int], rpe: Optional[dict], attn_backend: str,
-                    drop_path_rate: float, frozen_stages: int, in_channels: int, mlp_ratio: float) -> Arguments:
+                    pretrain_img_size, out_indices: Sequence[int], rpe: Any, attn_backend: str, drop_path_rate: float,
+                    frozen_stages: int, in_channels: int, mlp_ratio: float, halo: Any, pooled_neighbours: int,
+                    shift_covered_axes: Optional[bool], use_abs_pos_embed: Any) -> Arguments:
     """Fill in what ``arch`` stands for, and check that everything fits together.
 
     Raises:
@@ -48,6 +55,9 @@ def check_arguments(arch: str, embed_dims: Optional[int], depths: Optional[Seque
     """
     _one_of('arch', arch, ARCHS)
     _one_of('attn_backend', attn_backend, BACKENDS)
+    swin_v2 = arch.startswith('v2-')
+    if rpe == 'default':
+        rpe = dict(type='LogCPB' if swin_v2 else 'TableRPE')
     check_rpe(rpe)
     preset = ARCHS[arch]
     embed_dims = preset[0] if embed_dims is None else embed_dims
@@ -75,33 +85,61 @@ def check_arguments(arch: str, embed_dims: Optional[int], depths: Optional[Seque
     if not out_indices or len(set(out_indices)) < len(out_indices) or not set(out_indices) <= set(range(stages)):
         raise InputError(f'out_indices must be different stages from 0 to {stages - 1}, at least one, got '
                          f'{out_indices}')
+    if not isinstance(pooled_neighbours, int) or pooled_neighbours < 0:
+        raise InputError(f'pooled_neighbours must be a number of windows, 0 or more, got {pooled_neighbours!r}')
+    if use_abs_pos_embed not in (True, False, 'window'):
+        raise InputError(f"use_abs_pos_embed must be True, False or 'window', got {use_abs_pos_embed!r}")
     patch_size = as_pair('patch_size', patch_size)
     strides = tuple(as_pair('strides', stride) for stride in strides)
     if strides[0] != patch_size:
         raise InputError(f'strides[0] must be the patch size {patch_size}, since patches do not overlap, got '
                          f'{strides[0]}')
-    return Arguments(embed_dims, depths, num_heads, _window_sizes(window_size, stages), patch_size, strides[1:],
-                     as_pair('pretrain_img_size', pretrain_img_size), out_indices)
+    if window_size is None:
+        window_size = 8 if swin_v2 else 7
+    windows = per_stage('window_size', window_size, stages)
+    return Arguments(
+        embed_dims=embed_dims,
+        depths=depths,
+        num_heads=num_heads,
+        window_sizes=windows,
+        halos=halos_of(halo, windows),
+        rpes=tuple(rpe_of_stage(rpe, stage, stages) for stage in range(stages)),
+        swin_v2=swin_v2,
+        shift_covered_axes=not swin_v2 if shift_covered_axes is None else shift_covered_axes,
+        patch_size=patch_size,
+        merge_strides=strides[1:],
+        pretrain_size=as_pair('pretrain_img_size', pretrain_img_size),
+        out_indices=out_indices)
 
 
-def as_pair(name: str, value: Any) -> Size:
-    """An int or a pair as ``(h, w)``; both sides must be positive integers."""
+def as_pair(name: str, value: Any, least: int = 1) -> Size:
+    """An int or a pair as ``(h, w)``; both sides must be integers from ``least`` on."""
     pair = (value, value) if isinstance(value, int) else tuple(value) if isinstance(value, (tuple, list)) else ()
     pair = pair * 2 if len(pair) == 1 else pair
-    if len(pair) != 2 or not all(isinstance(side, int) and side >= 1 for side in pair):
-        raise InputError(f'{name} must be a positive integer or a pair (height, width) of them, got {value!r}')
+    if len(pair) != 2 or not all(isinstance(side, int) and side >= least for side in pair):
+        kind = 'positive integer' if least else 'non-negative integer'
+        raise InputError(f'{name} must be a {kind} or a pair (height, width) of them, got {value!r}')
     return pair
 
 
-def _window_sizes(window_size: Any, stages: int) -> Tuple[Size, ...]:
-    """A pair of ints in a tuple is one rectangular window; a list has one entry per stage."""
-    if not isinstance(window_size, list):
-        return (as_pair('window_size', window_size), ) * stages
-    if len(window_size) == stages:
-        return tuple(as_pair('window_size', entry) for entry in window_size)
-    if len(window_size) == 2 and all(isinstance(side, int) for side in window_size):  # a pair read from JSON or YAML
-        return (as_pair('window_size', window_size), ) * stages
-    raise InputError(f'window_size as a list must have one entry per stage, {stages}, got {window_size}')
+def per_stage(name: str, value: Any, stages: int, least: int = 1) -> Tuple[Size, ...]:
+    """A pair of ints in a tuple is one rectangle; a list has one entry per stage."""
+    if not isinstance(value, list):
+        return (as_pair(name, value, least), ) * stages
+    if len(value) == stages:
+        return tuple(as_pair(name, entry, least) for entry in value)
+    if len(value) == 2 and all(isinstance(side, int) for side in value):  # a pair read from JSON or YAML
+        return (as_pair(name, value, least), ) * stages
+    raise InputError(f'{name} as a list must have one entry per stage, {stages}, got {value}')
+
+
+def halos_of(halo: Any, windows: Tuple[Size, ...]) -> Tuple[Size, ...]:
+    """The halo of each stage; ``'window'`` is as wide as the window."""
+    if halo == 'window':
+        return windows
+    if isinstance(halo, str):
+        raise InputError(f"halo must be 'window', a number of tokens, a pair or a list per stage, got {halo!r}")
+    return per_stage('halo', halo, len(windows), least=0)
 
 
 def _one_of(name: str, value: Any, allowed) -> None:

@@ -12,17 +12,16 @@ from mmengine.model.weight_init import constant_init, trunc_normal_, trunc_norma
 from mmengine.runner.checkpoint import CheckpointLoader
 from torch import Tensor, nn
 
-from ...checkpoints import LoadReport, to_mm_layout, unwrap
+from ...checkpoints import DERIVED, LoadReport, to_mm_layout, unwrap
 from ...errors import InputError
 from ...padding import get_extents, merge_extents, zero_outside
 from ...registry import MODELS, register_everywhere
-from ..layers import PatchEmbed, PatchMerging, SwinStage, WindowAttention
-from .arguments import check_arguments
+from ..layers import PatchEmbed, PatchMerging, SwinBlock, SwinStage, WindowAttention
+from ..rpe.reshaping import reshape_parameter
+from .arguments import check_arguments, per_stage
 
 Size = Tuple[int, int]
 IntOrPair = Union[int, Size]
-
-_SWIN_TABLE = dict(type='TableRPE')
 
 
 @register_everywhere(MODELS)
@@ -34,18 +33,27 @@ class SwinRPE(BaseModule):
 
     Args:
         arch (str): ``nano``, ``tiny``, ``small``, ``base`` or ``large``: gives ``embed_dims``, ``depths`` and
-            ``num_heads`` where they are None.
-        rpe (dict, optional): The relative position encoding, ``dict(type=...)``; None for none.
+            ``num_heads`` where they are None. ``v2-tiny`` and so on are SwinV2 (arXiv 2111.09883): cosine attention,
+            the norm after each branch and after patch merging's projection, and ``LogCPB``.
+        rpe (dict | list[dict] | str, optional): The relative position encoding, ``dict(type=...)``; a list adds
+            several; None for none. An option given as a list has one entry per stage. ``default`` is the arch's own,
+            ``TableRPE`` or ``LogCPB``.
         mask_padding (bool): True keeps padding out of attention: neither the zeros that fill a map up to whole
             windows nor those that fill an image up to its batch carry any weight, and an image's features do not
             depend on what it is batched with. Outputs are zero outside an image's extent. The extents are read from
             the batch (:func:`swin_rpe_mm.attach_extents`; our data preprocessors do it). False treats padding as
             content, as mmdet and mmseg do.
-        window_size (int | tuple[int, int] | list): Window in tokens: a side, a pair ``(h, w)``, or a list with one
-            of these per stage.
-        shift_covered_axes (bool): Whether windows shift along an axis that one window covers, as mmdet, mmseg and
-            the official detection and segmentation code do. timm, torchvision and the official classification code
-            do not.
+        window_size (int | tuple[int, int] | list, optional): Window in tokens: a side, a pair ``(h, w)``, or a list
+            with one of these per stage. None means 7, and 8 for SwinV2.
+        halo (int | tuple[int, int] | list | str): How many tokens beyond its window a query sees on each side: a
+            number, a pair ``(h, w)``, or a list with one of these per stage. ``'window'`` is as wide as the window, so
+            that the keys are those of 3x3 windows. What lies outside the image carries no weight.
+        pooled_neighbours (int): How many windows away lie those that give a query one more key each, the mean of
+            their keys.
+        shift_windows (bool): Whether every second block shifts its windows by half.
+        shift_covered_axes (bool, optional): Whether windows shift along an axis that one window covers, as mmdet, mmseg
+            and the official detection and segmentation code do. timm, torchvision, the official classification code
+            and SwinV2 do not. None means True, and False for SwinV2.
         attn_backend (str): ``sdpa`` for PyTorch's fused attention, ``eager`` for the written-out reference.
         pretrain_img_size (int | tuple[int, int]): Image size the absolute position embedding is made for.
         in_channels (int): Channels of the image.
@@ -60,7 +68,9 @@ class SwinRPE(BaseModule):
         patch_norm (bool): Whether patch embedding and patch merging have a norm.
         drop_rate, attn_drop_rate (float): Dropout of features and of attention weights.
         drop_path_rate (float): Drop path of the last block; rises linearly from 0. Drops whole images.
-        use_abs_pos_embed (bool): Whether to add an absolute position embedding, interpolated to each image's size.
+        use_abs_pos_embed (bool | str): Whether to add an absolute position embedding, interpolated to each image's
+            size. ``'window'`` adds a second one that repeats in every window ("window attention is bugged", arXiv
+            2311.05613).
         act_cfg, norm_cfg (dict): Activation of the MLPs, and norms; None means GELU and LN.
         with_cp (bool): Recompute blocks in the backward pass to save memory.
         pretrained (str, optional): Deprecated in mm; the same as a ``Pretrained`` ``init_cfg``.
@@ -77,7 +87,7 @@ class SwinRPE(BaseModule):
                  in_channels: int = 3,
                  embed_dims: Optional[int] = None,
                  patch_size: IntOrPair = 4,
-                 window_size: Union[IntOrPair, List[IntOrPair]] = 7,
+                 window_size: Union[IntOrPair, List[IntOrPair], None] = None,
                  mlp_ratio: float = 4,
                  depths: Optional[Sequence[int]] = None,
                  num_heads: Optional[Sequence[int]] = None,
@@ -89,7 +99,7 @@ class SwinRPE(BaseModule):
                  drop_rate: float = 0.,
                  attn_drop_rate: float = 0.,
                  drop_path_rate: float = 0.1,
-                 use_abs_pos_embed: bool = False,
+                 use_abs_pos_embed: Union[bool, str] = False,
                  act_cfg: Optional[dict] = None,
                  norm_cfg: Optional[dict] = None,
                  with_cp: bool = False,
@@ -99,9 +109,12 @@ class SwinRPE(BaseModule):
                  init_cfg: Optional[dict] = None,
                  *,
                  arch: str = 'tiny',
-                 rpe: Optional[dict] = _SWIN_TABLE,
+                 rpe: Union[dict, List[dict], str, None] = 'default',
                  mask_padding: bool = True,
-                 shift_covered_axes: bool = True,
+                 halo: Union[IntOrPair, List[IntOrPair], str] = 0,
+                 pooled_neighbours: int = 0,
+                 shift_windows: bool = True,
+                 shift_covered_axes: Optional[bool] = None,
                  attn_backend: str = 'sdpa'):
         if pretrained is not None:
             if init_cfg is not None:
@@ -110,9 +123,12 @@ class SwinRPE(BaseModule):
         super().__init__(init_cfg=init_cfg)
         arguments = check_arguments(arch, embed_dims, depths, num_heads, window_size, patch_size, strides,
                                     pretrain_img_size, out_indices, rpe, attn_backend, drop_path_rate, frozen_stages,
-                                    in_channels, mlp_ratio)
+                                    in_channels, mlp_ratio, halo, pooled_neighbours, shift_covered_axes,
+                                    use_abs_pos_embed)
         norm_cfg = norm_cfg or dict(type='LN')
         self.mask_padding = mask_padding
+        self.halo = halo
+        self.depths = arguments.depths
         self.patch_size = arguments.patch_size
         self.out_indices = arguments.out_indices
         self.num_features = arguments.num_features
@@ -120,12 +136,15 @@ class SwinRPE(BaseModule):
 
         self.patch_embed = PatchEmbed(in_channels, arguments.embed_dims, self.patch_size,
                                       norm_cfg if patch_norm else None)
-        self.absolute_pos_embed = None
+        self.absolute_pos_embed = self.window_pos_embed = None
         if use_abs_pos_embed:
             self.pos_embed_size = tuple(
                 side // patch for side, patch in zip(arguments.pretrain_size, self.patch_size))
             tokens = self.pos_embed_size[0] * self.pos_embed_size[1]
             self.absolute_pos_embed = nn.Parameter(torch.zeros(1, tokens, arguments.embed_dims))
+        if use_abs_pos_embed == 'window':
+            tokens = arguments.window_sizes[0][0] * arguments.window_sizes[0][1]
+            self.window_pos_embed = nn.Parameter(torch.zeros(1, tokens, arguments.embed_dims))
         self.drop_after_pos = nn.Dropout(drop_rate)
 
         # what no output depends on is not built: it would never get a gradient, which DDP takes for a mistake
@@ -136,7 +155,7 @@ class SwinRPE(BaseModule):
             downsample = None
             if i < max(self.out_indices):
                 downsample = PatchMerging(channels, 2 * channels, arguments.merge_strides[i],
-                                          norm_cfg if patch_norm else None)
+                                          norm_cfg if patch_norm else None, norm_after=arguments.swin_v2)
             self.stages.append(
                 SwinStage(
                     channels,
@@ -144,10 +163,15 @@ class SwinRPE(BaseModule):
                     rates[i].tolist(),
                     downsample,
                     mask_padding,
-                    shift_covered_axes,
+                    arguments.shift_covered_axes,
+                    arguments.halos[i],
+                    pooled_neighbours,
+                    shift_windows,
                     num_heads=arguments.num_heads[i],
                     feedforward_channels=int(mlp_ratio * channels),
-                    rpe=rpe,
+                    norm_after=arguments.swin_v2,
+                    cosine=arguments.swin_v2,
+                    rpe=arguments.rpes[i],
                     qkv_bias=qkv_bias,
                     qk_scale=qk_scale,
                     drop_rate=drop_rate,
@@ -159,6 +183,7 @@ class SwinRPE(BaseModule):
         for i in self.out_indices:
             self.add_module(f'norm{i}', build_norm_layer(norm_cfg, self.num_features[i])[1])
 
+        self._register_state_dict_hook(_note_window)
         self._register_load_state_dict_pre_hook(_convert_on_load, with_module=True)
         self._freeze_stages()
 
@@ -199,14 +224,68 @@ class SwinRPE(BaseModule):
         return tuple(outs[i] for i in sorted(outs))
 
     def _position_embedding(self, size: Size, extents: Tuple[Size, ...]) -> Tensor:
-        """The absolute position embedding stretched over each image's extent, ``(B, H * W, C)``."""
+        """The absolute position embedding stretched over each image's extent, ``(B, H * W, C)``, and the one of the
+        window laid out from its corner."""
         grid = self.absolute_pos_embed.transpose(1, 2).unflatten(2, self.pos_embed_size)
         by_extent = {}
         for extent in set(extents):
             fitted = grid if extent == self.pos_embed_size else F.interpolate(
                 grid, size=extent, mode='bicubic', align_corners=False)
             by_extent[extent] = F.pad(fitted, (0, size[1] - extent[1], 0, size[0] - extent[0]))
-        return torch.cat([by_extent[extent] for extent in extents]).flatten(2).transpose(1, 2)
+        embedding = torch.cat([by_extent[extent] for extent in extents])
+        if self.window_pos_embed is not None:
+            window = self.stages[0].window_size
+            tile = self.window_pos_embed.transpose(1, 2).unflatten(2, window)
+            repeats = [-(-side // w) for side, w in zip(size, window)]
+            embedding = embedding + tile.repeat(1, 1, *repeats)[..., :size[0], :size[1]]
+        return embedding.flatten(2).transpose(1, 2)
+
+    def set_window_size(self, window_size: Union[IntOrPair, List[IntOrPair]], mode: str = 'bicubic') -> None:
+        """Change the window of every stage, between two steps of training too: parameter objects stay the same, and an
+        optimizer goes on, with fresh averages for the tables that changed their size.
+
+        Args:
+            window_size (int | tuple[int, int] | list): As in the constructor. A halo of ``'window'`` follows.
+            mode (str): What the encoding's tables are read for the new window by: ``bicubic`` and ``linear`` stretch
+                them over it, ``geometric`` and ``crop`` keep the entries of near offsets, see
+                :func:`~swin_rpe_mm.models.rpe.interpolate.resize_table`.
+
+        Raises:
+            InputError: If the window or the mode is none, or the mode cannot make that change; nothing is changed then.
+        """
+        windows = per_stage('window_size', window_size, len(self.depths))
+        halos = windows if self.halo == 'window' else tuple(stage.halo for stage in self.stages)
+        changes = list(zip(self.stages, windows, halos))
+        for stage, window, halo in changes:
+            stage.check_window(window, halo, mode)
+        if self.window_pos_embed is not None:
+            reshape_parameter(self.window_pos_embed,
+                              _fit_tile(self.window_pos_embed.detach(), self.stages[0].window_size, windows[0]))
+        for stage, window, halo in changes:
+            stage.set_window(window, halo, mode)
+
+    def get_layer_depth(self, param_name: str, prefix: str = '') -> Tuple[int, int]:
+        """Depth of a parameter for layer-wise learning rates, as mmpretrain's constructors of optimizers ask for it.
+
+        Args:
+            param_name (str): Its name.
+            prefix (str): What the name starts with inside a larger model, such as ``backbone.``.
+
+        Returns:
+            tuple[int, int]: Its depth and the number of depths: 0 for patch embedding and position embeddings, then one
+            for each block (patch merging has that of the block before), the last for output norms and all else.
+        """
+        number = sum(self.depths) + 2
+        if not param_name.startswith(prefix):
+            return number - 1, number
+        part, *rest = param_name[len(prefix):].split('.')
+        if part in ('patch_embed', 'absolute_pos_embed', 'window_pos_embed'):
+            return 0, number
+        if part != 'stages':
+            return number - 1, number
+        stage = int(rest[0])
+        before = sum(self.depths[:stage])
+        return before + (int(rest[2]) + 1 if rest[1] == 'blocks' else self.depths[stage]), number
 
     def train(self, mode: bool = True) -> 'SwinRPE':
         """Set training mode, but for the frozen stages."""
@@ -221,11 +300,13 @@ class SwinRPE(BaseModule):
         frozen += [getattr(self, f'norm{i}') for i in self.out_indices if i < self.frozen_stages]
         for module in frozen:
             module.eval().requires_grad_(False)
-        if self.absolute_pos_embed is not None:
-            self.absolute_pos_embed.requires_grad_(False)
+        for embedding in (self.absolute_pos_embed, self.window_pos_embed):
+            if embedding is not None:
+                embedding.requires_grad_(False)
 
     def init_weights(self) -> None:
         """Load ``init_cfg``'s checkpoint, or draw weights as Swin does: normal with 0.02, cut at 2, biases zero.
+        SwinV2's branches start at zero.
 
         Raises:
             InputError: If the checkpoint is not there or none of its keys matches.
@@ -245,8 +326,14 @@ class SwinRPE(BaseModule):
                 constant_init(module, 1.)
             elif isinstance(module, WindowAttention) and hasattr(module.rpe, 'init_weights'):
                 module.rpe.init_weights()
-        if self.absolute_pos_embed is not None:
-            trunc_normal_(self.absolute_pos_embed, std=.02)
+            if isinstance(module, WindowAttention) and module.pooled_rpe is not None:
+                module.pooled_rpe.init_weights()
+            if isinstance(module, SwinBlock) and module.norm_after:
+                for norm in (module.norm1, module.norm2):
+                    constant_init(norm, 0.)
+        for embedding in (self.absolute_pos_embed, self.window_pos_embed):
+            if embedding is not None:
+                trunc_normal_(embedding, std=.02)
 
     def _load_pretrained(self, source: str, prefix: Optional[str]) -> None:
         try:
@@ -257,35 +344,54 @@ class SwinRPE(BaseModule):
             raise InputError(f'the checkpoint {source} of init_cfg cannot be read: it is no PyTorch checkpoint, or '
                              'only part of one') from error
         weights = unwrap(checkpoint, prefix)
-        own_keys = [key for key in to_mm_layout(weights) if not key.endswith('relative_position_index')]
+        own_keys = [key for key in to_mm_layout(weights) if not key.endswith(DERIVED)]
         report = LoadReport.compare(list(self.state_dict()), own_keys)
         report.check(str(source), 'SwinRPE')
         self.load_state_dict(weights, strict=False)
         print_log(f'SwinRPE loaded {source}: {report}', 'current')
 
 
-def _convert_on_load(module: SwinRPE, state_dict: dict, prefix: str, *_) -> None:
+def _convert_on_load(module: SwinRPE, state_dict: dict, prefix: str, metadata: dict, *_) -> None:
     """Bring the weights under ``prefix`` into our layout, whoever loads them."""
     own = {key: state_dict.pop(key) for key in list(state_dict) if key.startswith(prefix)}
     own = {key[len(prefix):]: value for key, value in own.items()}
     weights = to_mm_layout(own if prefix else unwrap(own))
     if weights:
         LoadReport.compare(list(module.state_dict()), list(weights)).check('the checkpoint', 'SwinRPE')
-    embedding = weights.get('absolute_pos_embed')
-    if embedding is not None and module.absolute_pos_embed is not None:
-        weights['absolute_pos_embed'] = _fit_embedding(embedding, module)
+    if module.absolute_pos_embed is not None and 'absolute_pos_embed' in weights:
+        weights['absolute_pos_embed'] = _fit_embedding(weights['absolute_pos_embed'], module)
+    if module.window_pos_embed is not None and 'window_pos_embed' in weights:
+        tile = weights['window_pos_embed']
+        window = module.stages[0].window_size
+        old = metadata.get('window_size') or _square_or('window_pos_embed', tile.shape[1], window)
+        weights['window_pos_embed'] = _fit_tile(tile, old, window)
     state_dict.update({prefix + key: value for key, value in weights.items()})
+
+
+def _note_window(module: SwinRPE, _state_dict: dict, _prefix: str, metadata: dict) -> None:
+    metadata['window_size'] = module.stages[0].window_size
 
 
 def _fit_embedding(embedding: Tensor, module: SwinRPE) -> Tensor:
     """A square image's embedding ``(1, tokens, C)`` for the module's pretrain size."""
-    tokens = embedding.shape[1]
-    if tokens == module.absolute_pos_embed.shape[1]:
+    old = _square_or('absolute_pos_embed', embedding.shape[1], module.pos_embed_size)
+    return _fit_tile(embedding, old, module.pos_embed_size)
+
+
+def _fit_tile(embedding: Tensor, old: Size, new: Size) -> Tensor:
+    """An embedding ``(1, tokens, C)`` of a map of one size, stretched over another."""
+    if old == new:
         return embedding
+    grid = embedding.transpose(1, 2).unflatten(2, old)
+    return F.interpolate(grid, size=new, mode='bicubic', align_corners=False).flatten(2).transpose(1, 2).contiguous()
+
+
+def _square_or(name: str, tokens: int, likely: Size) -> Size:
+    """The size of a map of ``tokens``: ``likely`` if it fits, else a square."""
+    if tokens == likely[0] * likely[1]:
+        return likely
     side = math.isqrt(tokens)
     if side * side != tokens:
-        raise InputError(f'absolute_pos_embed of the checkpoint has {tokens} tokens, which is no square image; give '
-                         'pretrain_img_size as it was in pre-training')
-    grid = embedding.transpose(1, 2).unflatten(2, (side, side))
-    grid = F.interpolate(grid, size=module.pos_embed_size, mode='bicubic', align_corners=False)
-    return grid.flatten(2).transpose(1, 2)
+        raise InputError(f'{name} of the checkpoint has {tokens} tokens, which is no square; build the model with the '
+                         f'{"pretrain_img_size" if name.startswith("absolute") else "window_size"} it was trained with')
+    return side, side

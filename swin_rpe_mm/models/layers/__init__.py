@@ -1,5 +1,9 @@
 from .attention import ShiftedWindowAttention, WindowAttention
 from .block import SwinBlock, SwinStage
 from .patch import PatchEmbed, PatchMerging
+from .sequence import BlockLocalAttention
 
-__all__ = ['PatchEmbed', 'PatchMerging', 'ShiftedWindowAttention', 'SwinBlock', 'SwinStage', 'WindowAttention']
+__all__ = [
+    'BlockLocalAttention', 'PatchEmbed', 'PatchMerging', 'ShiftedWindowAttention', 'SwinBlock', 'SwinStage',
+    'WindowAttention'
+]

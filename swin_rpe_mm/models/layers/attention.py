@@ -1,94 +1,230 @@
-"""Multi-head self-attention inside windows (W-MSA, SW-MSA)."""
+"""Multi-head self-attention inside windows (W-MSA, SW-MSA), and beyond their borders."""
+import math
 from typing import Dict, Optional, Tuple
 
 import torch
+import torch.nn.functional as F
+import torch.utils.checkpoint as cp
 from mmengine.model import BaseModule
 from torch import Tensor, nn
 
-from ...windows import WindowLayout, into_windows
-from ..rpe import WindowGeometry, build_rpe
-from .backends import BACKENDS
+from ...errors import InputError
+from ...windows import WindowLayout, into_windows, key_rows
+from ..rpe import TableRPE, WindowGeometry, build_rpe, call_rpe
+from ..rpe.log_cpb import LogCPB
+from .backends import BACKENDS, attention_weights
 
-_TABLE = 'relative_position_bias_table'
+Window = Tuple[int, ...]
+
+# keys gathered at a time where windows share them: about as many as a large map has tokens
+_KEYS_AT_ONCE = 65536
 
 
 class WindowAttention(BaseModule):
-    """Attention of every token over the tokens of its window.
+    """Attention of every token over the tokens of its window, and of those around it.
 
-    mm keeps Swin's table directly in this module and configs and checkpoints know it by that name, whereas here it
-    belongs to the encoding. State dicts therefore hold ``rpe.relative_position_bias_table`` as
-    ``relative_position_bias_table``, and a table of another window is resized when it is loaded.
+    mm keeps Swin's table and SwinV2's MLP directly in this module and configs and checkpoints know them by those names,
+    whereas here they belong to the encoding. State dicts therefore hold ``rpe.relative_position_bias_table`` and
+    ``rpe.cpb_mlp`` without the ``rpe.``.
 
     Args:
         embed_dims (int): Channels.
         num_heads (int): Attention heads.
-        window_size (tuple[int, int]): Window in tokens.
-        rpe (dict, optional): Config of the relative position encoding.
-        qkv_bias (bool): Whether q, k and v have a bias.
-        qk_scale (float, optional): Scale of the logits. None means ``head_dim ** -0.5``.
+        window_size (tuple[int, ...]): Window in tokens.
+        rpe (dict | list[dict], optional): Config of the relative position encoding.
+        qkv_bias (bool): Whether q, k and v have a bias; with cosine attention k has none (arXiv 2111.09883).
+        qk_scale (float, optional): Scale of the logits. None means ``head_dim ** -0.5``. Not used by cosine attention.
         attn_drop_rate (float): Dropout of attention weights.
         proj_drop_rate (float): Dropout of the output.
         attn_backend (str): A name in ``backends.BACKENDS``.
+        cosine (bool): SwinV2's attention: the logit is the cosine of query and key times a learned scale of each head,
+            at most 100.
+        halo (tuple[int, ...], optional): How many tokens the keys reach beyond the window on each side of an axis.
+        pooled_neighbours (int): How many windows away lie those that give one more key each, the mean of their keys,
+            with a bias from ``BlockRPE``.
+
+    Raises:
+        InputError: If pooled neighbours are asked for together with an encoding that rotates keys.
     """
 
     def __init__(self,
                  embed_dims: int,
                  num_heads: int,
-                 window_size: Tuple[int, int],
+                 window_size: Window,
                  rpe: Optional[dict] = None,
                  qkv_bias: bool = True,
                  qk_scale: Optional[float] = None,
                  attn_drop_rate: float = 0.,
                  proj_drop_rate: float = 0.,
-                 attn_backend: str = 'sdpa'):
+                 attn_backend: str = 'sdpa',
+                 cosine: bool = False,
+                 halo: Optional[Window] = None,
+                 pooled_neighbours: int = 0):
         super().__init__()
         self.num_heads = num_heads
-        self.scale = qk_scale or (embed_dims // num_heads)**-0.5
-        self.geometry = WindowGeometry.square(window_size)
+        self.head_dim = embed_dims // num_heads
         self.attend = BACKENDS[attn_backend]
-        self.rpe = build_rpe(rpe, num_heads=num_heads, window_size=window_size, head_dim=embed_dims // num_heads)
-        self.qkv = nn.Linear(embed_dims, embed_dims * 3, bias=qkv_bias)
+        self.pooled_neighbours = pooled_neighbours
+        self._set_geometry(window_size, halo or (0, ) * len(window_size))
+
+        sizes = dict(num_heads=num_heads, head_dim=self.head_dim, window_size=window_size,
+                     key_size=self.geometry.key_size)
+        self.rpe = build_rpe(rpe, **sizes)
+        self.pooled_rpe = None
+        if pooled_neighbours:
+            if getattr(self.rpe, 'rotates', False):
+                raise InputError('pooled_neighbours cannot be combined with an encoding that rotates keys, since a '
+                                 f'mean of keys has no place of its own, got rpe={rpe}')
+            self.pooled_rpe = build_rpe(dict(type='BlockRPE', max_blocks=pooled_neighbours), **sizes)
+
+        self.scale = qk_scale or self.head_dim**-0.5
+        self.logit_scale = nn.Parameter(torch.full((num_heads, 1, 1), math.log(10))) if cosine else None
+        self.qkv = nn.Linear(embed_dims, embed_dims * 3, bias=qkv_bias and not cosine)
+        self.q_bias = self.v_bias = None
+        if cosine and qkv_bias:
+            self.q_bias, self.v_bias = (nn.Parameter(torch.zeros(embed_dims)) for _ in range(2))
         self.attn_drop_rate = attn_drop_rate
         self.proj = nn.Linear(embed_dims, embed_dims)
         self.proj_drop = nn.Dropout(proj_drop_rate)
-        self._register_state_dict_hook(_table_into_mm_place)
-        self._register_load_state_dict_pre_hook(_table_from_mm_place, with_module=True)
+        self._register_state_dict_hook(_into_mm_place)
+        self._register_load_state_dict_pre_hook(_from_mm_place, with_module=True)
+
+    def _set_geometry(self, window: Window, halo: Window) -> None:
+        self.geometry = WindowGeometry.centred(window, tuple(w + 2 * h for w, h in zip(window, halo)))
+        self.pooled_geometry = WindowGeometry.pooled(window, self.pooled_neighbours)
+        self.has_halo = any(halo)
 
     def forward(self, x: Tensor, layout: WindowLayout, mask_padding: bool) -> Tensor:
         """
         Args:
             x (Tensor): Packed tokens ``(K, C)``.
-            layout (WindowLayout): The windows to cut them into.
+            layout (WindowLayout): The windows to cut them into, with this module's halo and neighbours.
             mask_padding (bool): False lets window padding take part as zeros that were projected.
 
         Returns:
             Tensor: ``(K, C)``.
         """
-        channels = x.shape[-1]
-        windows, slots = layout.slots.shape
-        move = into_windows(layout)
+        qkv, bias = self._project(x)
+        padding = None if mask_padding else bias  # what zeros are projected to
         # projecting first leaves padding out of the projections, and the gather puts q, k and v in window order
-        qkv = move(self.qkv(x))
-        if not mask_padding and len(layout.holes) and self.qkv.bias is not None:  # what zeros are projected to
-            qkv.index_copy_(0, layout.holes, self.qkv.bias.to(qkv.dtype).expand(len(layout.holes), -1))
-        q, k, v = qkv.view(windows, slots, 3, self.num_heads, channels // self.num_heads).permute(2, 0, 3, 1, 4)
-        q, bias = q * self.scale, None
+        move = into_windows(layout)
+        windows = move(qkv)
+        if padding is not None and len(layout.holes):
+            windows.index_copy_(0, layout.holes, padding.expand(len(layout.holes), -1))
+        q, k, v = self._heads(windows.unflatten(0, layout.slots.shape))
+        neighbours = self._pool(k, v, layout) if self.pooled_neighbours else None
+        if self.has_halo:
+            out = self._attend_beyond(q, qkv[:, x.shape[1]:], neighbours, layout, padding)
+        else:
+            out = self._attend(q, k, v, neighbours, layout, 0)
+        return self.proj_drop(self.proj(move.inverse(out.flatten(2).flatten(0, 1))))
+
+    def _project(self, x: Tensor) -> Tuple[Tensor, Optional[Tensor]]:
+        """q, k and v of the tokens side by side, ``(K, 3C)``, and their bias."""
+        qkv, bias = self.qkv(x), self.qkv.bias
+        if self.q_bias is not None:
+            bias = torch.cat([self.q_bias, torch.zeros_like(self.q_bias), self.v_bias])
+            qkv = qkv + bias.to(qkv.dtype)
+        return qkv, None if bias is None else bias.to(qkv.dtype)
+
+    def _heads(self, x: Tensor) -> Tuple[Tensor, ...]:
+        """``(T, N, n * C)`` to n tensors ``(T, heads, N, d)``."""
+        return x.unflatten(-1, (-1, self.num_heads, self.head_dim)).permute(2, 0, 3, 1, 4).unbind(0)
+
+    def _attend_beyond(self, q: Tensor, kv: Tensor, neighbours: Optional[Tuple[Tensor, Tensor]], layout: WindowLayout,
+                       padding: Optional[Tensor]) -> Tensor:
+        """Attention with a halo. Keys of several windows are copied into each, a few windows at a time, and copied anew
+        for the backward pass, so that memory does not grow with the halo."""
+
+        def attend(q: Tensor, kv: Tensor, pooled, first: int) -> Tensor:
+            part = slice(first, first + len(q))
+            gathered = kv.index_select(0, key_rows(layout)[part].flatten()).unflatten(0, (len(q), -1))
+            if padding is not None:
+                gathered = torch.where(layout.key_valid[part, :, None], gathered, padding[-kv.shape[1]:])
+            return self._attend(q, *self._heads(gathered), pooled, layout, first)
+
+        step = max(1, _KEYS_AT_ONCE // layout.key_slots.shape[1])
+        outs = []
+        for first, part in zip(range(0, len(q), step), q.split(step)):
+            pooled = None if neighbours is None else tuple(x[first:first + step] for x in neighbours)
+            if torch.is_grad_enabled() and len(q) > step:
+                outs.append(cp.checkpoint(attend, part, kv, pooled, first, use_reentrant=False))
+            else:
+                outs.append(attend(part, kv, pooled, first))
+        return torch.cat(outs)
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, neighbours: Optional[Tuple[Tensor, Tensor]],
+                layout: WindowLayout, first: int) -> Tensor:
+        """Attention of the windows from ``first`` on, ``(T, heads, N, d)`` each; returns ``(T, N, heads, d)``."""
+        windows = len(q)
+        q, k = self._scaled(q, k)
+        bias = None
         if self.rpe is not None:
-            q, k, bias = self.rpe(q, k, self.geometry)
+            q, k, bias = call_rpe(self.rpe, q, k, self.geometry, layout.region[first:first + windows])
+        values = self.rpe.values if getattr(self.rpe, 'adds_values', False) else None
+        own_keys = k.shape[2]
+        if neighbours is not None:
+            k, v, bias = self._append(q, k, v, bias, neighbours)
         dropout = self.attn_drop_rate if self.training else 0.
 
         def attend(part: slice, visible: Optional[Tensor]) -> Tensor:
             part_bias = bias[part] if bias is not None and bias.ndim == 4 else bias
-            return self.attend(q[part], k[part], v[part], part_bias, visible, dropout).transpose(1, 2)
+            if values is None:
+                return self.attend(q[part], k[part], v[part], part_bias, visible, dropout).transpose(1, 2)
+            weights = attention_weights(q[part], k[part], part_bias, visible, dropout).to(v.dtype)
+            added = values(weights[..., :own_keys], self.geometry)
+            return (weights @ v[part] + added.to(v.dtype)).transpose(1, 2)
 
         # most windows need no mask and share one bias; only the others pay for one of their own
-        plain, parts = layout.plain, []
+        plain, parts = min(max(layout.plain - first, 0), windows), []
         if plain > 0:
             parts.append(attend(slice(plain), None))
         if plain < windows:
-            parts.append(attend(slice(plain, None), layout.visible))
-        out = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return self.proj_drop(self.proj(move.inverse(out.reshape(windows * slots, channels))))
+            masked = slice(first + plain - layout.plain, first + windows - layout.plain)
+            parts.append(attend(slice(plain, None), layout.visible[masked]))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _scaled(self, q: Tensor, k: Tensor) -> Tuple[Tensor, Tensor]:
+        if self.logit_scale is None:
+            return q * self.scale, k
+        # in float32: in half precision the cosine's rounding would be multiplied by up to 100
+        wide = torch.promote_types(q.dtype, torch.float32)
+        scale = self.logit_scale.to(wide).clamp(max=math.log(100)).exp()
+        return (F.normalize(q.to(wide), dim=-1) * scale).to(q.dtype), F.normalize(k.to(wide), dim=-1).to(k.dtype)
+
+    def _pool(self, k: Tensor, v: Tensor, layout: WindowLayout) -> Tuple[Tensor, Tensor]:
+        """Mean key and value of each window's neighbours, ``(T, heads, P, d)`` each."""
+        real = (layout.region >= 0)[:, None, :, None]
+        count = real.sum(2)
+        return tuple(((x * real).sum(2) / count).to(x.dtype)[layout.neighbours].transpose(1, 2) for x in (k, v))
+
+    def _append(self, q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor],
+                neighbours: Tuple[Tensor, Tensor]) -> Tuple[Tensor, Tensor, Tensor]:
+        pooled_k, pooled_v = neighbours
+        if self.logit_scale is not None:
+            pooled_k = self._scaled(pooled_k, pooled_k)[1]
+        *_, pooled_bias = self.pooled_rpe(q, pooled_k, self.pooled_geometry)
+        centre = pooled_bias.shape[-1] // 2  # the window itself, whose keys are there one by one
+        pooled_bias = torch.cat([pooled_bias[..., :centre], pooled_bias[..., centre + 1:]], dim=-1)
+        if bias is None:
+            bias = pooled_bias.new_zeros(*pooled_bias.shape[:-1], k.shape[2])
+        pooled_bias = pooled_bias.expand(*bias.shape[:-1], -1)
+        return torch.cat([k, pooled_k], 2), torch.cat([v, pooled_v], 2), torch.cat([bias, pooled_bias], -1)
+
+    def check_window(self, window: Window, halo: Window, mode: str) -> None:
+        """Raise :class:`InputError` if :meth:`set_window` would; changes nothing."""
+        if self.rpe is None:
+            return
+        if not hasattr(self.rpe, 'resampled'):
+            raise InputError(f'{type(self.rpe).__name__} cannot change its window: it is no RelativePositionEncoding')
+        self.rpe.resampled(window, mode, tuple(w + 2 * h for w, h in zip(window, halo)))
+
+    def set_window(self, window: Window, halo: Window, mode: str) -> None:
+        """Change window and halo; the encoding is read for them as ``mode`` says, see its ``resample``."""
+        self._set_geometry(window, halo)
+        for rpe in (self.rpe, self.pooled_rpe):
+            if rpe is not None:
+                rpe.resample(window, mode, self.geometry.key_size)
 
 
 class ShiftedWindowAttention(nn.Module):
@@ -102,14 +238,34 @@ class ShiftedWindowAttention(nn.Module):
         return self.w_msa(x, layout, mask_padding)
 
 
-def _table_into_mm_place(module: WindowAttention, state_dict: Dict[str, Tensor], prefix: str, metadata: dict) -> None:
-    table = state_dict.pop(f'{prefix}rpe.{_TABLE}', None)
-    if table is not None:
-        state_dict[prefix + _TABLE] = table
+# what mm has directly in the attention module, and the encoding it belongs to here
+_IN_MM_PLACE = {'relative_position_bias_table': TableRPE, 'cpb_mlp.': LogCPB}
+# buffers that follow from the window, and tell which window a file was made for
+_DERIVED = ('relative_position_index', 'relative_coords_table')
 
 
-def _table_from_mm_place(module: WindowAttention, state_dict: Dict[str, Tensor], prefix: str, metadata: dict,
-                         *_) -> None:
-    for name in (_TABLE, 'relative_position_index'):
-        if prefix + name in state_dict:
-            state_dict[f'{prefix}rpe.{name}'] = state_dict.pop(prefix + name)
+def _own_prefix(module: WindowAttention, encoding: type) -> Optional[str]:
+    """Where the first encoding of a type sits in the module."""
+    for name, part in module.named_modules():
+        if isinstance(part, encoding):
+            return f'{name}.'
+    return None
+
+
+def _into_mm_place(module: WindowAttention, state_dict: Dict[str, Tensor], prefix: str, _metadata: dict) -> None:
+    for name, encoding in _IN_MM_PLACE.items():
+        own = _own_prefix(module, encoding)
+        for key in [key for key in state_dict if own and key.startswith(prefix + own + name)]:
+            state_dict[prefix + key[len(prefix + own):]] = state_dict.pop(key)
+
+
+def _from_mm_place(module: WindowAttention, state_dict: Dict[str, Tensor], prefix: str, *_) -> None:
+    for name, encoding in _IN_MM_PLACE.items():
+        own = _own_prefix(module, encoding)
+        for key in [key for key in state_dict if own and key.startswith(prefix + name)]:
+            state_dict[prefix + own + key[len(prefix):]] = state_dict.pop(key)
+            for buffer in _DERIVED:
+                if prefix + buffer in state_dict:
+                    state_dict[prefix + own + buffer] = state_dict.pop(prefix + buffer)
+    for buffer in _DERIVED:
+        state_dict.pop(prefix + buffer, None)

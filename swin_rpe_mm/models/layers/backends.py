@@ -27,14 +27,19 @@ def eager(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor], visible: Opti
     Returns:
         Tensor: ``(T, heads, Nq, d)`` in the dtype of ``v``.
     """
+    return attention_weights(q, k, bias, visible, dropout).to(v.dtype) @ v
+
+
+def attention_weights(q: Tensor, k: Tensor, bias: Optional[Tensor], visible: Optional[Tensor],
+                      dropout: float) -> Tensor:
+    """The weights alone, ``(T, heads, Nq, Nk)``, in float32 or wider; arguments as for :func:`eager`."""
     logits = q @ k.transpose(-2, -1)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if bias is not None:
         logits = logits + bias
     if visible is not None:
         logits = logits.masked_fill_(~visible[:, None], float('-inf'))
-    weights = F.dropout(logits.softmax(-1), dropout)
-    return weights.to(v.dtype) @ v
+    return F.dropout(logits.softmax(-1), dropout)
 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor], visible: Optional[Tensor],

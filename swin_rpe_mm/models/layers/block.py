@@ -31,11 +31,12 @@ def drop_images(branch: Tensor, image: Tensor, batch_size: int, rate: float) -> 
 
 
 class SwinBlock(BaseModule):
-    """Norm, window attention, residual; norm, MLP, residual.
+    """Norm, window attention, residual; norm, MLP, residual. SwinV2 (arXiv 2111.09883) norms after each branch.
 
     Args:
         embed_dims (int): Channels.
         feedforward_channels (int): Hidden channels of the MLP.
+        norm_after (bool): Normalise what a branch gives, not what it gets.
         drop_rate (float): Dropout in the MLP and after attention.
         drop_path_rate (float): Probability of dropping each residual branch of an image.
         act_cfg (dict): Activation of the MLP.
@@ -47,6 +48,7 @@ class SwinBlock(BaseModule):
     def __init__(self,
                  embed_dims: int,
                  feedforward_channels: int,
+                 norm_after: bool = False,
                  drop_rate: float = 0.,
                  drop_path_rate: float = 0.,
                  act_cfg: Optional[dict] = None,
@@ -55,6 +57,7 @@ class SwinBlock(BaseModule):
                  **attention):
         super().__init__()
         self.with_cp = with_cp
+        self.norm_after = norm_after
         self.drop_path_rate = drop_path_rate
         self.norm1 = build_norm_layer(norm_cfg, embed_dims)[1]
         self.attn = ShiftedWindowAttention(embed_dims=embed_dims, proj_drop_rate=drop_rate, **attention)
@@ -70,6 +73,9 @@ class SwinBlock(BaseModule):
     def _forward(self, x: Tensor, layout: WindowLayout, mask_padding: bool) -> Tensor:
         rate = self.drop_path_rate if self.training else 0.
         images = (layout.image_of_token, layout.batch_size)
+        if self.norm_after:
+            x = x + drop_images(self.norm1(self.attn(x, layout, mask_padding)), *images, rate)
+            return x + drop_images(self.norm2(self.ffn(x)), *images, rate)
         x = x + drop_images(self.attn(self.norm1(x), layout, mask_padding), *images, rate)
         return x + drop_images(self.ffn(self.norm2(x)), *images, rate)
 
@@ -87,18 +93,25 @@ class SwinStage(BaseModule):
         downsample (PatchMerging, optional): Patch merging after the blocks.
         mask_padding (bool): Whether padding is masked.
         shift_covered_axes (bool): Whether windows shift along an axis that one window covers.
+        halo (tuple[int, int]): How many tokens the keys reach beyond the window.
+        pooled_neighbours (int): How many windows away the pooled keys lie.
+        shift_windows (bool): Whether every second block shifts its windows.
         **block: Arguments of :class:`SwinBlock`.
     """
 
     def __init__(self, embed_dims: int, window_size: Tuple[int, int], drop_path_rates: Sequence[float],
-                 downsample: Optional[PatchMerging], mask_padding: bool, shift_covered_axes: bool, **block):
+                 downsample: Optional[PatchMerging], mask_padding: bool, shift_covered_axes: bool,
+                 halo: Tuple[int, int] = (0, 0), pooled_neighbours: int = 0, shift_windows: bool = True, **block):
         super().__init__()
         self.window_size = window_size
         self.mask_padding = mask_padding
         self.shift_covered_axes = shift_covered_axes
+        self.halo = halo
+        self.pooled_neighbours = pooled_neighbours
+        self.shift_windows = shift_windows
         self.blocks = ModuleList(
-            SwinBlock(embed_dims=embed_dims, window_size=window_size, drop_path_rate=rate, **block)
-            for rate in drop_path_rates)
+            SwinBlock(embed_dims=embed_dims, window_size=window_size, halo=halo, pooled_neighbours=pooled_neighbours,
+                      drop_path_rate=rate, **block) for rate in drop_path_rates)
         self.downsample = downsample
 
     def forward(self, tokens: Tensor, size: Tuple[int, int], extents: Tuple[Tuple[int, int], ...]) -> Tensor:
@@ -111,10 +124,10 @@ class SwinStage(BaseModule):
         Returns:
             Tensor: ``(B, H * W, C)``, zero outside the extents.
         """
-        shift = tuple(side // 2 for side in self.window_size)
+        shift = tuple(side // 2 if self.shift_windows else 0 for side in self.window_size)
         regular, shifted = (
-            WindowLayout.build(size, self.window_size, by, extents, mask_padding=self.mask_padding,
-                               shift_covered_axes=self.shift_covered_axes, device=tokens.device)
+            WindowLayout.build(size, self.window_size, by, extents, self.halo, self.mask_padding,
+                               self.shift_covered_axes, self.pooled_neighbours, tokens.device)
             for by in ((0, 0), shift))
         x = tokens.flatten(0, 1)
         padded = len(regular.outside) > 0
@@ -123,3 +136,14 @@ class SwinStage(BaseModule):
             x = block(x, shifted if index % 2 else regular, self.mask_padding)
         x = pack(regular).inverse(x) if padded else x
         return x.view_as(tokens)
+
+    def check_window(self, window: Tuple[int, int], halo: Tuple[int, int], mode: str) -> None:
+        """Raise :class:`~swin_rpe_mm.InputError` if :meth:`set_window` would; changes nothing."""
+        for block in self.blocks:
+            block.attn.w_msa.check_window(window, halo, mode)
+
+    def set_window(self, window: Tuple[int, int], halo: Tuple[int, int], mode: str) -> None:
+        """Change the window and the halo of all blocks, see :meth:`~.attention.WindowAttention.set_window`."""
+        self.window_size, self.halo = window, halo
+        for block in self.blocks:
+            block.attn.w_msa.set_window(window, halo, mode)

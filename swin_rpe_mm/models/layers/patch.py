@@ -48,13 +48,20 @@ class PatchMerging(BaseModule):
         out_channels (int): Channels after.
         stride (tuple[int, int]): Step between neighbourhoods.
         norm_cfg (dict, optional): Norm of the joined tokens.
+        norm_after (bool): Normalise the projected tokens instead, as SwinV2's code does.
     """
     kernel = (2, 2)
 
-    def __init__(self, in_channels: int, out_channels: int, stride: Size, norm_cfg: Optional[dict] = None):
+    def __init__(self,
+                 in_channels: int,
+                 out_channels: int,
+                 stride: Size,
+                 norm_cfg: Optional[dict] = None,
+                 norm_after: bool = False):
         super().__init__()
         self.stride = stride
-        self.norm = build_norm_layer(norm_cfg, 4 * in_channels)[1] if norm_cfg else None
+        self.norm_after = norm_after
+        self.norm = build_norm_layer(norm_cfg, out_channels if norm_after else 4 * in_channels)[1] if norm_cfg else None
         self.reduction = nn.Linear(4 * in_channels, out_channels, bias=False)
 
     def forward(self, tokens: Tensor, size: Size) -> Tuple[Tensor, Size]:
@@ -67,5 +74,8 @@ class PatchMerging(BaseModule):
             merged = blocks.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
         else:
             merged = F.unfold(maps, self.kernel, stride=self.stride).transpose(1, 2)
-        merged = merged if self.norm is None else self.norm(merged)
-        return self.reduction(merged), merged_size
+        if self.norm is None:
+            return self.reduction(merged), merged_size
+        if self.norm_after:
+            return self.norm(self.reduction(merged)), merged_size
+        return self.reduction(self.norm(merged)), merged_size

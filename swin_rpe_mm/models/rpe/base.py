@@ -8,7 +8,7 @@ from torch import Tensor
 from ...errors import InputError
 from .interpolate import MODES, resize_table, source_sides
 from .offsets import WindowGeometry, offset_range
-from .optimizer_state import forget_state_of
+from .reshaping import reshape_parameter
 
 Window = Tuple[int, ...]
 
@@ -35,8 +35,8 @@ class RelativePositionEncoding(BaseModule):
         uses_region (bool): Whether ``forward`` takes ``region``, ``(T, Nq)``: slots of a window see each other if and
             only if their regions are equal.
         rotates (bool): Whether queries and keys are changed.
-        adds_values (bool): Whether there is a method ``values(weights, geometry)``, whose result ``(T, heads, Nq, d)`` is
-            added to the output; ``weights`` ``(T, heads, Nq, Nk)`` are those of attention.
+        adds_values (bool): Whether there is a method ``values(weights, geometry)``, whose result ``(T, heads, Nq, d)``
+            is added to the output; ``weights`` ``(T, heads, Nq, Nk)`` are those of attention.
     """
     uses_region = False
     rotates = False
@@ -97,9 +97,7 @@ class RelativePositionEncoding(BaseModule):
             InputError: If the mode is unknown or cannot make that change; nothing is changed then.
         """
         for parameter, value in self.resampled(window, mode, key_size):
-            parameter.data = value
-            parameter.grad = None
-            forget_state_of(parameter)
+            reshape_parameter(parameter, value)
         for part in self._parts():
             part.key_size = part._new_key_size(window, key_size)
             part.window_size = tuple(window)

@@ -1,7 +1,7 @@
 """From ``rpe=dict(type=...)`` to a module."""
 import difflib
 import inspect
-from typing import Any, List, Optional, Tuple, Union
+from typing import Any, List, Optional, Union
 
 from torch import nn
 
@@ -26,8 +26,8 @@ def check_rpe(rpe: Any) -> None:
 
 def _check_one(rpe: Any) -> None:
     if not isinstance(rpe, dict) or not isinstance(rpe.get('type'), str):
-        raise InputError("rpe must be None, a dict with a type, such as dict(type='TableRPE'), or a list of such dicts, "
-                         f'got {rpe!r}')
+        raise InputError("rpe must be None, a dict with a type, such as dict(type='TableRPE'), or a list of such "
+                         f'dicts, got {rpe!r}')
     encoding = _find(rpe['type'])
     if encoding is None:
         names = sorted(name for name, cls in MODELS.module_dict.items()
