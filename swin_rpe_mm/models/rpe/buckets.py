@@ -167,8 +167,8 @@ def bucketing(form: str,
     fewest = 1 if form == 'sign_log' else 2 if join == 'euclidean' else 4
     if isinstance(num_buckets, bool) or not isinstance(num_buckets, int) or num_buckets < fewest:
         raise InputError(f'num_buckets must be a whole number from {fewest} with the form {form}, got {num_buckets!r}')
-    if form == 't5' and num_buckets % 2:
-        raise InputError(f'num_buckets must be even with the form t5, got {num_buckets}')
+    if fewest == 4 and num_buckets % 2:
+        raise InputError(f'num_buckets of the form t5 must be even, as both directions have as many, got {num_buckets}')
     exact = num_buckets // fewest if form == 't5' else 0
     if not _is_number(max_distance) or max_distance <= exact:
         raise InputError(f'max_distance must be a number above {exact} with {num_buckets} buckets of the form {form}, '
