@@ -5,7 +5,7 @@ and the entry of the farthest offset stays that of the farthest. ``crop`` and ``
 near offsets keep their entries.
 """
 import math
-from typing import Callable, Dict, Optional, Tuple
+from typing import Callable, Dict, List, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -79,8 +79,10 @@ def _ratio(reach: int, new_reach: int) -> float:
         return sum(q**i for i in range(reach))
 
     if not total(low) <= new_reach <= total(high):
-        raise InputError(f'geometric can stretch offsets up to {reach} to {math.ceil(total(low))}..'
-                         f'{math.floor(total(high))}, not to {new_reach}; crop and bicubic take any window')
+        least, most = math.ceil(total(low)), math.floor(total(high))
+        possible = f'to {least}..{most}' if least <= most else 'to no whole number'
+        raise InputError(f'geometric can stretch offsets up to {reach} {possible}, not to {new_reach}; crop and '
+                         'bicubic take any window')
     while high - low > 1e-12:
         middle = (low + high) / 2
         low, high = (middle, high) if total(middle) < new_reach else (low, middle)
@@ -124,6 +126,17 @@ def _reach(mode: str, side: int) -> int:
     return side // 2
 
 
+def _sides_of_index(index: Tensor, rows: int) -> List[Tuple[int, int]]:
+    slots, fitting = math.isqrt(len(index)), []
+    for width in (w for w in range(1, slots + 1) if slots % w == 0):
+        height = slots // width
+        # from a slot to the one below, the index falls by one row of offsets
+        below = int(index[0] - index[width]) if height > 1 else 2 * width - 1
+        if (2 * height - 1) * (2 * width - 1) == rows and below == 2 * width - 1:
+            fitting.append((2 * height - 1, 2 * width - 1))
+    return fitting
+
+
 MODES: Dict[str, Callable[[Tensor, int], Tensor]] = {
     'bicubic': _bicubic,
     'linear': _linear,
@@ -150,14 +163,9 @@ def source_sides(rows: int, index: Optional[Tensor], likely: Tuple[int, ...], na
     """
     axes = len(likely)
     if index is not None and axes == 2:
-        index = index.flatten()
-        slots = math.isqrt(len(index))
-        for width in (w for w in range(1, slots + 1) if slots % w == 0):
-            height = slots // width
-            # from a slot to the one below, the index falls by one row of offsets
-            below = int(index[0] - index[width]) if height > 1 else 2 * width - 1
-            if (2 * height - 1) * (2 * width - 1) == rows and below == 2 * width - 1:
-                return 2 * height - 1, 2 * width - 1
+        fitting = _sides_of_index(index.flatten(), rows)
+        if fitting:  # the index of a window (1, n) is that of (n, 1)
+            return likely if likely in fitting else fitting[0]
     if math.prod(likely) == rows:
         return tuple(likely)
     side = round(rows**(1 / axes))

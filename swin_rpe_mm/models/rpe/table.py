@@ -11,6 +11,7 @@ from ...index_cache import index_cache
 from ...registry import MODELS
 from .base import RelativePositionEncoding
 from .offsets import Device, WindowGeometry, joint_index, offset_range, offsets
+from .precision import widened
 
 
 @MODELS.register_module()
@@ -48,9 +49,9 @@ class TableRPE(RelativePositionEncoding):
 
 
 def lookup(table: Tensor, rows: Tensor) -> Tensor:
-    """Rows ``(Nq, Nk)`` of a table ``(R, heads)`` as a bias ``(heads, Nq, Nk)``."""
+    """Rows ``(Nq, Nk)`` of a table ``(R, heads)`` as a bias ``(heads, Nq, Nk)``, in float32 or wider."""
     # embedding's gradient sums duplicates much faster than that of indexing
-    return F.embedding(rows.flatten(), table).T.unflatten(1, rows.shape)
+    return F.embedding(rows.flatten(), widened(table)).T.unflatten(1, rows.shape)
 
 
 @index_cache(64)
