@@ -11,7 +11,6 @@ from ...registry import MODELS
 from .base import RelativePositionEncoding, Window
 from .buckets import sign_log
 from .offsets import Device, WindowGeometry, coordinates, joint_index
-from .precision import widened
 from .table import lookup
 
 BLOCK_FORMS = ('clip', 'log')
@@ -65,7 +64,7 @@ class BlockRPE(RelativePositionEncoding):
     def forward(self, q: Tensor, k: Tensor, geometry: WindowGeometry) -> Tuple[Tensor, Tensor, Tensor]:
         """See :meth:`~.base.RelativePositionEncoding.forward`; the bias is ``(heads, Nq, Nk)``."""
         table = self.relative_position_bias_table
-        return q, k, lookup(widened(table), block_rows(geometry, self.window_size, *self.buckets, table.device))
+        return q, k, lookup(table, block_rows(geometry, self.window_size, *self.buckets, table.device))
 
 
 @index_cache(64)

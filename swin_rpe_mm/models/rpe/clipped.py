@@ -10,7 +10,6 @@ from ...index_cache import index_cache
 from ...registry import MODELS
 from .base import RelativePositionEncoding
 from .offsets import Device, WindowGeometry, joint_index, offsets
-from .precision import widened
 from .table import lookup
 
 
@@ -48,7 +47,7 @@ class ClippedRPE(RelativePositionEncoding):
     def forward(self, q: Tensor, k: Tensor, geometry: WindowGeometry) -> Tuple[Tensor, Tensor, Tensor]:
         """See :meth:`~.base.RelativePositionEncoding.forward`; the bias is ``(heads, Nq, Nk)``."""
         table = self.relative_position_bias_table
-        return q, k, lookup(widened(table), clipped_rows(geometry, self.max_distance, table.device))
+        return q, k, lookup(table, clipped_rows(geometry, self.max_distance, table.device))
 
 
 @index_cache(64)

@@ -9,7 +9,6 @@ from ...registry import MODELS
 from .base import RelativePositionEncoding
 from .buckets import bucket_rows, bucketing
 from .offsets import WindowGeometry
-from .precision import widened
 from .table import lookup
 
 
@@ -63,5 +62,5 @@ class LogBucketRPE(RelativePositionEncoding):
         """See :meth:`~.base.RelativePositionEncoding.forward`; the bias is ``(heads, Nq, Nk)``."""
         tables = self.tables
         rows = bucket_rows(geometry, self.bucketing, tables[0].device)
-        bias, *others = (lookup(widened(table), index) for table, index in zip(tables, rows))
+        bias, *others = (lookup(table, index) for table, index in zip(tables, rows))
         return q, k, sum(others, bias)

@@ -41,6 +41,7 @@ class WindowGeometry(NamedTuple):
                    tuple(window))
 
 
+@index_cache(64)
 def coordinates(geometry: WindowGeometry, device: Device = 'cpu') -> Tuple[Tensor, Tensor]:
     """Coordinates of the queries and the keys, the first query at 0.
 
