@@ -10,3 +10,11 @@ model = dict(
         arch='tiny',
         drop_path_rate=0.2,
         init_cfg=dict(type='Pretrained', checkpoint=pretrained)))
+# beside position biases and norms, which the recipe names: what other encodings and SwinV2 have
+optim_wrapper = dict(
+    paramwise_cfg=dict(
+        custom_keys={
+            'window_pos_embed': dict(decay_mult=0.),
+            '.rpe.': dict(decay_mult=0.),
+            'logit_scale': dict(decay_mult=0.)
+        }))

@@ -1,11 +1,14 @@
-# no weight decay for position biases and normalisation layers
+# no weight decay for position encodings and normalisation layers
 optim_wrapper = dict(
     type='OptimWrapper',
     optimizer=dict(type='AdamW', lr=0.00006, betas=(0.9, 0.999), weight_decay=0.01),
     paramwise_cfg=dict(
         custom_keys={
             'absolute_pos_embed': dict(decay_mult=0.),
+            'window_pos_embed': dict(decay_mult=0.),
             'relative_position_bias_table': dict(decay_mult=0.),
+            '.rpe.': dict(decay_mult=0.),
+            'logit_scale': dict(decay_mult=0.),
             'norm': dict(decay_mult=0.)
         }))
 
