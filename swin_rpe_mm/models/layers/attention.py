@@ -16,8 +16,9 @@ from .backends import BACKENDS, attention_weights
 
 Window = Tuple[int, ...]
 
-# keys gathered at a time where windows share them: about as many as a large map has tokens
-_KEYS_AT_ONCE = 65536
+# where windows share keys: keys gathered at a time, about as many as a large map has tokens, and logits of those
+_KEYS_AT_ONCE = 2**16
+_LOGITS_AT_ONCE = 2**24
 
 
 class WindowAttention(BaseModule):
@@ -143,7 +144,8 @@ class WindowAttention(BaseModule):
                 gathered = torch.where(layout.key_valid[part, :, None], gathered, padding[-kv.shape[1]:])
             return self._attend(q, *self._heads(gathered), pooled, layout, first)
 
-        step = max(1, _KEYS_AT_ONCE // layout.key_slots.shape[1])
+        keys = layout.key_slots.shape[1]
+        step = max(1, min(_KEYS_AT_ONCE // keys, _LOGITS_AT_ONCE // (self.num_heads * q.shape[2] * keys)))
         outs = []
         for first, part in zip(range(0, len(q), step), q.split(step)):
             pooled = None if neighbours is None else tuple(x[first:first + step] for x in neighbours)
