@@ -8,16 +8,17 @@ from oracles.compare import assert_forward
 
 SIZES = [(61, 40), (33, 90)]
 BACKBONE = dict(type='swin_rpe_mm.SwinRPE', **SMALL, window_size=3)
+VARIANTS = {'Swin': {}, 'SwinV2': dict(arch='v2-nano'), 'halo': dict(halo=2, pooled_neighbours=1)}
 NORM = dict(mean=[123.675, 116.28, 103.53], std=[58.395, 57.12, 57.375], bgr_to_rgb=True)
 
 
-def detector() -> torch.nn.Module:
+def detector(**backbone) -> torch.nn.Module:
     from mmdet.registry import MODELS
     from mmdet.utils import register_all_modules
     register_all_modules(init_default_scope=True)
     return MODELS.build(ConfigDict(
         type='RetinaNet', data_preprocessor=dict(type='swin_rpe_mm.DetDataPreprocessor', **NORM, pad_size_divisor=32),
-        backbone=BACKBONE, neck=dict(type='FPN', in_channels=[8, 16, 32, 64], out_channels=8, num_outs=5),
+        backbone=BACKBONE | backbone, neck=dict(type='FPN', in_channels=[8, 16, 32, 64], out_channels=8, num_outs=5),
         bbox_head=dict(type='RetinaHead', num_classes=2, in_channels=8, feat_channels=8, stacked_convs=1,
                        anchor_generator=dict(type='AnchorGenerator', octave_base_scale=4, scales_per_octave=1,
                                              ratios=[1.0], strides=[4, 8, 16, 32, 64])),
@@ -27,12 +28,12 @@ def detector() -> torch.nn.Module:
                       max_per_img=5)))
 
 
-def segmentor() -> torch.nn.Module:
+def segmentor(**backbone) -> torch.nn.Module:
     from mmseg.registry import MODELS
     from mmseg.utils import register_all_modules
     register_all_modules(init_default_scope=True)
     return MODELS.build(ConfigDict(
-        type='EncoderDecoder', backbone=BACKBONE,
+        type='EncoderDecoder', backbone=BACKBONE | backbone,
         data_preprocessor=dict(type='swin_rpe_mm.SegDataPreprocessor', **NORM, size=(96, 96)),
         decode_head=dict(type='FCNHead', in_channels=64, channels=8, in_index=3, num_convs=1, num_classes=3),
         train_cfg=dict(), test_cfg=dict(mode='whole')))
@@ -78,8 +79,9 @@ def features_of_step(model, data, training: bool) -> tuple[torch.Tensor, ...]:
 @pytest.mark.parametrize('training', [True, False])
 @pytest.mark.parametrize('build, batch', [
     pytest.param(detector, det_batch, marks=pytest.mark.needs_ops), (segmentor, seg_batch)])
-def test_features_of_an_image_do_not_depend_on_its_batch(build, batch, training):
-    model = build()
+@pytest.mark.parametrize('variant', VARIANTS)
+def test_features_of_an_image_do_not_depend_on_its_batch(variant, build, batch, training):
+    model = build(**VARIANTS[variant])
     randomise(model.backbone)
     model.train(training)
     sizes = SIZES if training or build is detector else [SIZES[0]] * 2  # mmseg tests batches of one size only
