@@ -133,7 +133,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     Console(width=100).print(table)
     alone, joined = (results[name][4 * args.length][1] for name in NAMES.values())
     print(f'A block alone does not hold the symbols of the one before and has to guess them: {alone:.1%} are right at '
-          f'4 times the training length, by chance {1 / SYMBOLS:.1%}. With keys from its neighbours, {joined:.1%} are.\n'
+          f'4 times the training length, chance is {1 / SYMBOLS:.1%}. With keys from its neighbours, {joined:.1%}.\n'
           f'{time.time() - started:.0f} s')
 
 
