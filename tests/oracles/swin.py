@@ -53,7 +53,8 @@ def embed(params: dict, image: torch.Tensor, patch: int) -> torch.Tensor:
 
 
 def dense_swin(params: dict, image: torch.Tensor, depths, num_heads, windows, out_indices=(0, 1, 2, 3),
-               shift_covered_axes: bool = True, qk_scale=None, patch: int = 4, keep=None) -> list[torch.Tensor]:
+               shift_covered_axes: bool = True, qk_scale=None, patch: int = 4, keep=None,
+               attention=multi_head) -> list[torch.Tensor]:
     """Features of one image that fills its tensor.
 
     Args:
@@ -61,6 +62,7 @@ def dense_swin(params: dict, image: torch.Tensor, depths, num_heads, windows, ou
         image: ``(C, h, w)``.
         windows: window ``(h, w)`` of each stage.
         keep: factor of the two branches of each block, ``{(stage, block): (attention, ffn)}``; 1 where absent.
+        attention: called like :func:`multi_head`.
 
     Returns:
         ``(C_i, H_i, W_i)`` for each of ``out_indices``.
@@ -74,8 +76,8 @@ def dense_swin(params: dict, image: torch.Tensor, depths, num_heads, windows, ou
             name = f'stages.{i}.blocks.{j}'
             factors = (keep or {}).get((i, j), (1.0, 1.0))
             shift = block_shift(x.shape[:2], window, j % 2 == 1, shift_covered_axes)
-            branch = multi_head(params, f'{name}.attn.w_msa', layer_norm(params, f'{name}.norm1', x), heads, window,
-                                shift, qk_scale)
+            branch = attention(params, f'{name}.attn.w_msa', layer_norm(params, f'{name}.norm1', x), heads, window,
+                               shift, qk_scale=qk_scale)
             x = x + factors[0] * branch
             hidden = F.gelu(linear(params, f'{name}.ffn.layers.0.0', layer_norm(params, f'{name}.norm2', x)))
             x = x + factors[1] * linear(params, f'{name}.ffn.layers.1', hidden)
