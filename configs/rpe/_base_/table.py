@@ -1,0 +1,2 @@
+# Swin's own table, which every recipe has: here to be compared with
+backbone = dict(rpe=dict(type='TableRPE'))

@@ -1,0 +1,3 @@
+_base_ = ['../../coco/mask-rcnn_swin-rpe-t-p4-w7_fpn_1x_coco.py', '../_base_/decomposed.py']
+
+model = dict(backbone=_base_.backbone)

@@ -1,0 +1,3 @@
+_base_ = ['../../demo/mask-rcnn_swin-rpe-nano_fpn_shapes.py', '../_base_/linear-cpb.py']
+
+model = dict(backbone=_base_.backbone)
