@@ -3,6 +3,7 @@
 A layout is recognised by its keys. What is already in our layout passes through unchanged, so converting twice does
 nothing.
 """
+import re
 from typing import Dict
 
 from torch import Tensor
@@ -14,8 +15,9 @@ DERIVED = ('relative_position_index', 'relative_coords_table')
 def to_mm_layout(state_dict: Dict[str, Tensor]) -> Dict[str, Tensor]:
     """Convert a backbone's state dict, its keys without any prefix.
 
-    Understands mm's own layout and that of microsoft/Swin-Transformer and its detection and segmentation
-    repositories, SwinV2's too: ``layers.i.blocks.j.{attn,mlp}``, ``patch_embed.proj``, patches merged token by token.
+    Understands mm's own layout; mmpretrain's of SwinV2, which merges patches at the start of a stage; and that of
+    microsoft/Swin-Transformer and its detection and segmentation repositories, SwinV2's too:
+    ``layers.i.blocks.j.{attn,mlp}``, ``patch_embed.proj``, patches merged token by token.
 
     Args:
         state_dict (dict[str, Tensor]): Weights by name.
@@ -25,11 +27,22 @@ def to_mm_layout(state_dict: Dict[str, Tensor]) -> Dict[str, Tensor]:
     """
     state_dict = {key: value for key, value in state_dict.items() if not key.endswith('attn_mask')}
     if not any(key.startswith('layers.') and '.blocks.' in key for key in state_dict):
-        return state_dict
+        return _merging_at_the_end(state_dict)
     after_projection = any(key.endswith('.logit_scale') for key in state_dict)  # SwinV2 norms after merging
     return {
         _mm_name(key): _mm_order(key, value, after_projection)
         for key, value in state_dict.items() if not key.startswith(('head.', 'norm.'))
+    }
+
+
+def _merging_at_the_end(state_dict: Dict[str, Tensor]) -> Dict[str, Tensor]:
+    merging = re.compile(r'stages\.(\d+)\.downsample\.')
+    stages = {int(found[1]) for found in map(merging.match, state_dict) if found}
+    if not stages or 0 in stages:
+        return state_dict
+    return {
+        merging.sub(lambda found: f'stages.{int(found[1]) - 1}.downsample.', key): value
+        for key, value in state_dict.items()
     }
 
 

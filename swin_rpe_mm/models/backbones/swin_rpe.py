@@ -240,6 +240,7 @@ class SwinRPE(BaseModule):
             embedding = embedding + tile.repeat(1, 1, *repeats)[..., :size[0], :size[1]]
         return embedding.flatten(2).transpose(1, 2)
 
+    @torch.inference_mode(False)  # embeddings that were made there could not be trained afterwards
     def set_window_size(self, window_size: Union[IntOrPair, List[IntOrPair]], mode: str = 'bicubic') -> None:
         """Change the window of every stage, between two steps of training too: parameter objects stay the same, and an
         optimizer goes on, with fresh averages for the tables that changed their size.
@@ -319,15 +320,18 @@ class SwinRPE(BaseModule):
             super().init_weights()
 
     def _draw_weights(self) -> None:
+        attentions = [module for module in self.modules() if isinstance(module, WindowAttention)]
+        encodings = [rpe for module in attentions for rpe in (module.rpe, module.pooled_rpe) if rpe is not None]
+        theirs = {part for rpe in encodings for part in rpe.modules()}
         for module in self.modules():
-            if isinstance(module, nn.Linear):
+            if isinstance(module, nn.Linear) and module not in theirs:
                 trunc_normal_init(module, std=.02, bias=0.)
-            elif isinstance(module, nn.LayerNorm):
+            elif isinstance(module, nn.LayerNorm) and module not in theirs:
                 constant_init(module, 1.)
-            elif isinstance(module, WindowAttention) and hasattr(module.rpe, 'init_weights'):
-                module.rpe.init_weights()
-            if isinstance(module, WindowAttention) and module.pooled_rpe is not None:
-                module.pooled_rpe.init_weights()
+        for rpe in encodings:
+            if hasattr(rpe, 'init_weights'):
+                rpe.init_weights()
+        for module in self.modules():
             if isinstance(module, SwinBlock) and module.norm_after:
                 for norm in (module.norm1, module.norm2):
                     constant_init(norm, 0.)

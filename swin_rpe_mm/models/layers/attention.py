@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from ...errors import InputError
 from ...windows import WindowLayout, into_windows, key_rows
-from ..rpe import TableRPE, WindowGeometry, build_rpe, call_rpe
-from ..rpe.log_cpb import LogCPB
+from ..rpe import LogCPB, TableRPE, WindowGeometry, build_rpe, call_rpe
+from ..rpe.interpolate import check_mode
 from .backends import BACKENDS, attention_weights
 
 Window = Tuple[int, ...]
@@ -215,6 +215,7 @@ class WindowAttention(BaseModule):
 
     def check_window(self, window: Window, halo: Window, mode: str) -> None:
         """Raise :class:`InputError` if :meth:`set_window` would; changes nothing."""
+        check_mode('mode', mode)
         if self.rpe is None:
             return
         if not hasattr(self.rpe, 'resampled'):

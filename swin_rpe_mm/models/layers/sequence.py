@@ -38,8 +38,8 @@ class BlockLocalAttention(BaseModule):
                  rpe: Optional[dict] = _BLOCK_RPE,
                  **attention):
         super().__init__()
-        if neighbours < 0:
-            raise InputError(f'neighbours must be 0 or more, got {neighbours}')
+        if not isinstance(neighbours, int) or neighbours < 0:
+            raise InputError(f'neighbours must be a whole number from 0, got {neighbours!r}')
         if num_heads < 1 or embed_dims % num_heads:
             raise InputError(f'num_heads={num_heads} does not divide the {embed_dims} channels')
         self.neighbours = neighbours
@@ -77,6 +77,6 @@ class BlockLocalAttention(BaseModule):
 
 
 def _positive(block_size: int) -> int:
-    if block_size < 1:
-        raise InputError(f'block_size must be positive, got {block_size}')
+    if not isinstance(block_size, int) or block_size < 1:
+        raise InputError(f'block_size must be a whole number from 1, got {block_size!r}')
     return block_size

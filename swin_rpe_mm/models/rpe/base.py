@@ -6,9 +6,9 @@ from mmengine.model import BaseModule
 from torch import Tensor
 
 from ...errors import InputError
-from .interpolate import MODES, resize_table, source_sides
+from .interpolate import check_mode, resize_table, source_sides
 from .offsets import WindowGeometry, offset_range
-from .reshaping import reshape_parameter
+from .reshaping import note_loaded, note_reshaped, reshape_parameter
 
 Window = Tuple[int, ...]
 
@@ -49,11 +49,12 @@ class RelativePositionEncoding(BaseModule):
                  head_dim: Optional[int] = None,
                  resize_mode: str = 'bicubic'):
         super().__init__()
-        if resize_mode not in MODES:
-            raise InputError(f'resize_mode must be one of {", ".join(MODES)}, got {resize_mode!r}')
+        check_mode('resize_mode', resize_mode)
+        if not isinstance(num_heads, int) or num_heads < 1:
+            raise InputError(f'num_heads must be a whole number from 1, got {num_heads!r}')
         self.num_heads = num_heads
-        self.window_size = tuple(window_size)
-        self.key_size = tuple(key_size or window_size)
+        self.window_size = _checked('window_size', window_size)
+        self.key_size = _checked('key_size', window_size if key_size is None else key_size, len(self.window_size))
         self.head_dim = head_dim
         self.resize_mode = resize_mode
         self._register_state_dict_hook(_note_sides)
@@ -94,7 +95,7 @@ class RelativePositionEncoding(BaseModule):
             key_size (tuple[int, ...], optional): The new key window. None keeps the halo.
 
         Raises:
-            InputError: If the mode is unknown or cannot make that change; nothing is changed then.
+            InputError: If the window or the mode is none, or the mode cannot make that change; nothing is changed then.
         """
         for parameter, value in self.resampled(window, mode, key_size):
             reshape_parameter(parameter, value)
@@ -102,17 +103,18 @@ class RelativePositionEncoding(BaseModule):
             part.key_size = part._new_key_size(window, key_size)
             part.window_size = tuple(window)
 
+    @torch.inference_mode(False)  # what is made there could not be trained afterwards
     @torch.no_grad()
     def resampled(self, window: Window, mode: str = 'bicubic',
                   key_size: Optional[Window] = None) -> List[Tuple[Tensor, Tensor]]:
         """What :meth:`resample` would do: parameters and their new values. Changes nothing."""
-        if mode not in MODES:
-            raise InputError(f'mode must be one of {", ".join(MODES)}, got {mode!r}')
-        if len(window) != len(self.window_size):
-            raise InputError(f'the new window must have {len(self.window_size)} axes, got {tuple(window)}')
+        check_mode('mode', mode)
+        window = _checked('window', window, len(self.window_size))
+        if key_size is not None:
+            key_size = _checked('key_size', key_size, len(window))
         changes = []
         for part in self._parts():
-            new = WindowGeometry.centred(tuple(window), part._new_key_size(window, key_size))
+            new = WindowGeometry.centred(window, part._new_key_size(window, key_size))
             new_sides = tuple(high - low + 1 for low, high in offset_range(new))
             for name, axes in part.offset_tables().items():
                 parameter = part.get_parameter(name)
@@ -129,6 +131,14 @@ class RelativePositionEncoding(BaseModule):
         if key_size is not None:
             return tuple(key_size)
         return tuple(new + wk - wq for new, wq, wk in zip(window, self.window_size, self.key_size))
+
+
+def _checked(name: str, window: Window, axes: Optional[int] = None) -> Window:
+    sides = tuple(window) if isinstance(window, (tuple, list)) else ()
+    if not sides or len(sides) != (axes or len(sides)) or not all(type(side) is int and side >= 1 for side in sides):
+        number = '' if axes is None else f'{axes} '
+        raise InputError(f'{name} must be a tuple of {number}positive whole numbers, one per axis, got {window!r}')
+    return sides
 
 
 def _resize(table: Tensor, old: List[int], new: List[int], mode: str) -> Tensor:
@@ -153,5 +163,8 @@ def _resize_on_load(module: RelativePositionEncoding, state_dict: Dict[str, Tens
             old = [noted[axis] for axis in axes]
         else:
             old = list(source_sides(len(table), index, tuple(new), prefix + name))
-        if old != new:
+        if old == new:
+            note_loaded(module.get_parameter(name))
+        else:
             state_dict[prefix + name] = _resize(table, old, new, module.resize_mode)
+            note_reshaped(module.get_parameter(name))  # an optimizer's averages in the file are of the old window too

@@ -10,6 +10,7 @@ from ...registry import MODELS
 from .base import RelativePositionEncoding
 from .sum import SumRPE
 
+_WINDOW = ('num_heads', 'window_size', 'key_size', 'head_dim')
 RPEConfig = Union[None, dict, List[dict]]
 
 
@@ -34,22 +35,28 @@ def _check_one(rpe: Any) -> None:
                        if isinstance(cls, type) and issubclass(cls, RelativePositionEncoding))
         raise InputError(f'rpe type must be a registered encoding ({", ".join(names)}), got {rpe["type"]!r}'
                          f'{_hint(rpe["type"], names)}')
+    options = [option for option in rpe if option != 'type']
+    if not issubclass(encoding, RelativePositionEncoding):
+        try:
+            inspect.signature(encoding).bind(**dict.fromkeys([*_WINDOW, *options]))
+        except TypeError as error:
+            raise InputError(f'{rpe["type"]} cannot be built as an encoding, with {", ".join(_WINDOW)} and its '
+                             f'options: {error}') from error
+        return
     known = _options(encoding)
-    for option in (known is not None) * list(rpe):
-        if option != 'type' and option not in known:
-            raise InputError(f'{rpe["type"]} has no option {option!r}; it takes {", ".join(known) or "none"}'
+    for option in options:
+        if option not in known:
+            raise InputError(f'{rpe["type"]} has no option {option!r}; it takes {", ".join(known)}'
                              f'{_hint(option, known)}')
 
 
-def _options(encoding: type) -> Optional[List[str]]:
-    """Names that a config may give, or None if they cannot be told."""
-    if not issubclass(encoding, RelativePositionEncoding):
-        return None
+def _options(encoding: type) -> List[str]:
+    """Names that a config may give."""
     names = {'resize_mode'}
     for cls in encoding.__mro__[:encoding.__mro__.index(RelativePositionEncoding)]:
         parameters = inspect.signature(cls.__init__).parameters.values()
         names |= {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-    return sorted(names - {'self', 'num_heads', 'window_size', 'key_size', 'head_dim'})
+    return sorted(names - {'self', *_WINDOW})
 
 
 def _hint(name: str, allowed: List[str]) -> str:

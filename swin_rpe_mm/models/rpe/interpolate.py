@@ -33,8 +33,7 @@ def resize_table(table: Tensor, old_sides: Tuple[int, ...], new_sides: Tuple[int
     Raises:
         InputError: If the mode is unknown or cannot make that change.
     """
-    if mode not in MODES:
-        raise InputError(f'mode must be one of {", ".join(MODES)}, got {mode!r}')
+    check_mode('mode', mode)
     if tuple(old_sides) == tuple(new_sides):
         return table
     grid = table.to(torch.promote_types(table.dtype, torch.float32)).unflatten(0, old_sides)
@@ -43,6 +42,12 @@ def resize_table(table: Tensor, old_sides: Tuple[int, ...], new_sides: Tuple[int
             last = grid.movedim(axis, -1)
             grid = MODES[mode](last.flatten(0, -2), new).unflatten(0, last.shape[:-1]).movedim(-1, axis)
     return grid.flatten(0, len(new_sides) - 1).to(table.dtype).contiguous()
+
+
+def check_mode(name: str, mode: str) -> None:
+    """Raise :class:`InputError`, naming the argument, unless the mode is one of ``MODES``."""
+    if mode not in MODES:
+        raise InputError(f'{name} must be one of {", ".join(MODES)}, got {mode!r}')
 
 
 def _bicubic(rows: Tensor, new: int) -> Tensor:

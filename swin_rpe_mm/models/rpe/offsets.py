@@ -46,7 +46,8 @@ def coordinates(geometry: WindowGeometry, device: Device = 'cpu') -> Tuple[Tenso
     """Coordinates of the queries and the keys, the first query at 0.
 
     Returns:
-        tuple[Tensor, Tensor]: ``(axes, Nq)`` and ``(axes, Nk)`` long. Slots count the last axis fastest.
+        tuple[Tensor, Tensor]: ``(axes, Nq)`` and ``(axes, Nk)`` long. Slots count the last axis fastest. Kept and
+        shared: not to be changed in place.
     """
     ones = (1, ) * len(geometry.query_size)
     queries = _grid(geometry.query_size, (0, ) * len(ones), ones)
@@ -68,7 +69,7 @@ def offsets(geometry: WindowGeometry, device: Device = 'cpu') -> Tensor:
         device (torch.device): Where the result lives.
 
     Returns:
-        Tensor: ``(axes, Nq, Nk)`` long.
+        Tensor: ``(axes, Nq, Nk)`` long. Kept and shared: not to be changed in place.
     """
     queries, keys = coordinates(geometry, device)
     return queries[:, :, None] - keys[:, None, :]

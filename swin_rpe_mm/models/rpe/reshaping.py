@@ -1,6 +1,7 @@
 """A parameter that changes its shape and stays the same object, so that modules and optimizers go on holding it."""
 from functools import lru_cache
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -8,6 +9,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
+# by parameter, the optimizers that have made a step since; None once it was loaded as it is
 _reshaped = WeakIdKeyDictionary()
 
 
@@ -26,8 +28,19 @@ def reshape_parameter(parameter: Tensor, value: Tensor) -> None:
     parameter.data = value.to(torch.float32 if value.dtype == torch.float64 else torch.float64)
     parameter.data = value
     parameter.grad = None
+    note_reshaped(parameter)
+
+
+def note_reshaped(parameter: Tensor) -> None:
+    """Have every optimizer drop the running averages that belong to an earlier shape of ``parameter``."""
     _watch_steps()
-    _reshaped[parameter] = True
+    _reshaped[parameter] = WeakSet()
+
+
+def note_loaded(parameter: Tensor) -> None:
+    """Averages of the parameter's shape belong to it again: they come from the file that it was loaded from."""
+    if parameter in _reshaped:
+        _reshaped[parameter] = None
 
 
 @lru_cache(None)
@@ -36,7 +49,11 @@ def _watch_steps() -> None:
 
 
 def _drop_stale_state(optimizer: Optimizer, *_: Any) -> None:
-    for parameter in list(_reshaped.keys()):
+    for parameter, stepped in list(_reshaped.items()):
         averages = [value for value in optimizer.state.get(parameter, {}).values() if isinstance(value, Tensor)]
-        if any(average.ndim and average.shape != parameter.shape for average in averages):
-            del optimizer.state[parameter]
+        other_shape = any(average.ndim and average.shape != parameter.shape for average in averages)
+        # two windows may have as many offsets
+        if other_shape or (stepped is not None and optimizer not in stepped):
+            optimizer.state.pop(parameter, None)
+        if stepped is not None:
+            stepped.add(optimizer)
