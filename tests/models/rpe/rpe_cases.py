@@ -21,7 +21,8 @@ BUCKETS = {
     'bucket': dict(type='LogBucketRPE'),
     'sign_log of 3': dict(type='LogBucketRPE', num_buckets=3, max_distance=6),
     't5 of 8': dict(type='LogBucketRPE', form='t5', num_buckets=8, max_distance=9),
-    't5 of 6, distance': dict(type='LogBucketRPE', form='t5', join='euclidean', num_buckets=6, max_distance=9),
+    't5 of 6': dict(type='LogBucketRPE', form='t5', join='cross', num_buckets=6, max_distance=9),
+    't5 of 5, distance': dict(type='LogBucketRPE', form='t5', join='euclidean', num_buckets=5, max_distance=9),
     'piecewise of 1': dict(type='LogBucketRPE', form='piecewise', join='cross', ratio=1.),
     'piecewise of 2.6': dict(type='LogBucketRPE', form='piecewise', ratio=2.6),
 }

@@ -100,14 +100,14 @@ def test_gradients_under_autocast(name):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a CUDA device')
-@pytest.mark.parametrize('name', sorted(ENCODINGS))
-def test_on_a_gpu(name):
+def test_on_a_gpu():
     made = OWN_WINDOWS['halo']
     geometry = made.called()
-    rpe = built(name, made, torch.float64)
     q, k = tokens(geometry, torch.float64)
     weights = pixels(2, HEADS, q.shape[2], k.shape[2]).softmax(-1).double()
-    expected = outputs(rpe, q, k, geometry, regions(geometry), weights)
-    actual = outputs(rpe.cuda(), q.cuda(), k.cuda(), geometry, regions(geometry).cuda(), weights.cuda())
-    for part, value in expected.items():
-        assert forward_error(actual[part].cpu(), value) <= TOLERANCE['forward'][torch.float64], part
+    for name in ENCODINGS:
+        rpe = built(name, made, torch.float64)
+        expected = outputs(rpe, q, k, geometry, regions(geometry), weights)
+        actual = outputs(rpe.cuda(), q.cuda(), k.cuda(), geometry, regions(geometry).cuda(), weights.cuda())
+        for part, value in expected.items():
+            assert forward_error(actual[part].cpu(), value) <= TOLERANCE['forward'][torch.float64], (name, part)
