@@ -249,7 +249,7 @@ def window_scale(q: Tensor, region: Optional[Tensor], weight_in: Tensor, bias_in
 
 # ---- by config ----
 
-BUCKET_DEFAULTS = {'sign_log': dict(num_buckets=8, max_distance=32), 't5': dict(num_buckets=32, max_distance=128),
+BUCKET_DEFAULTS = {'sign_log': dict(num_buckets=6, max_distance=32), 't5': dict(num_buckets=32, max_distance=128),
                    'piecewise': dict(ratio=1.9)}
 
 

@@ -245,7 +245,7 @@ def buckets() -> Figure:
     for axis, reach in zip(axes, (8, 40)):
         offset = torch.arange(-reach, reach + 1)
         axis.step(offset, offset.clamp(-8, 8), where='mid', label='clipped, max_distance=8', color=_GREY)
-        axis.step(offset, sign_log(offset, 8, 32) - 8, where='mid', label='sign_log, 8 per sign, up to 32')
+        axis.step(offset, sign_log(offset, 6, 32) - 6, where='mid', label='sign_log, 6 per sign, up to 32')
         far = t5(offset, 32, 128)
         axis.step(offset, torch.where(far < 16, far, 16 - far), where='mid', label='t5, 32 in all, up to 128')
         axis.step(offset, piecewise(offset, 1.9) - 3, where='mid', label='piecewise, ratio 1.9')

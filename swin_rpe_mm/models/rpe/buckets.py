@@ -139,7 +139,7 @@ def bucketing(form: str,
             ``cross`` has a table per axis, whose values are added; ``euclidean`` takes the bucket of the rounded
             length of the offset, which has no direction: the buckets of negative offsets are left out, and T5's form is
             the unidirectional one.
-        num_buckets (int, optional): For ``sign_log``, 8 by default, and ``t5``, 32.
+        num_buckets (int, optional): For ``sign_log``, 6 by default, which leaves no bucket empty, and ``t5``, 32.
         max_distance (float, optional): For ``sign_log``, 32 by default, and ``t5``, 128.
         ratio (float, optional): For ``piecewise``, 1.9 by default.
 
@@ -161,7 +161,7 @@ def bucketing(form: str,
 
     if ratio is not None:
         raise InputError(f'ratio is for the form piecewise, got {ratio!r} with {form}')
-    num_buckets = (8 if form == 'sign_log' else 32) if num_buckets is None else num_buckets
+    num_buckets = (6 if form == 'sign_log' else 32) if num_buckets is None else num_buckets
     max_distance = (32 if form == 'sign_log' else 128) if max_distance is None else max_distance
     # half of a direction's buckets of T5 hold single offsets; there are two directions, distances have one
     fewest = 1 if form == 'sign_log' else 2 if join == 'euclidean' else 4
