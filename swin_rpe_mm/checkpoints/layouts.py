@@ -8,9 +8,6 @@ from typing import Dict
 
 from torch import Tensor
 
-# buffers that other projects save and that follow from the window; attention reads the window from them, no more
-DERIVED = ('relative_position_index', 'relative_coords_table')
-
 
 def to_mm_layout(state_dict: Dict[str, Tensor]) -> Dict[str, Tensor]:
     """Convert a backbone's state dict, its keys without any prefix.

@@ -12,11 +12,11 @@ from mmengine.model.weight_init import constant_init, trunc_normal_, trunc_norma
 from mmengine.runner.checkpoint import CheckpointLoader
 from torch import Tensor, nn
 
-from ...checkpoints import DERIVED, LoadReport, to_mm_layout, unwrap
+from ...checkpoints import LoadReport, to_mm_layout, unwrap
 from ...errors import InputError
 from ...padding import get_extents, merge_extents, zero_outside
 from ...registry import MODELS, register_everywhere
-from ..layers import PatchEmbed, PatchMerging, SwinBlock, SwinStage, WindowAttention
+from ..layers import DERIVED_BUFFERS, PatchEmbed, PatchMerging, SwinBlock, SwinStage, WindowAttention
 from ..rpe.reshaping import reshape_parameter
 from .arguments import check_arguments, per_stage
 
@@ -348,7 +348,7 @@ class SwinRPE(BaseModule):
             raise InputError(f'the checkpoint {source} of init_cfg cannot be read: it is no PyTorch checkpoint, or '
                              'only part of one') from error
         weights = unwrap(checkpoint, prefix)
-        own_keys = [key for key in to_mm_layout(weights) if not key.endswith(DERIVED)]
+        own_keys = [key for key in to_mm_layout(weights) if not key.endswith(DERIVED_BUFFERS)]
         report = LoadReport.compare(list(self.state_dict()), own_keys)
         report.check(str(source), 'SwinRPE')
         self.load_state_dict(weights, strict=False)

@@ -243,8 +243,8 @@ class ShiftedWindowAttention(nn.Module):
 
 # what mm has directly in the attention module, and the encoding it belongs to here
 _IN_MM_PLACE = {'relative_position_bias_table': TableRPE, 'cpb_mlp.': LogCPB}
-# buffers that follow from the window, and tell which window a file was made for
-_DERIVED = ('relative_position_index', 'relative_coords_table')
+# buffers of other projects that follow from the window, and tell which one a file was made for
+DERIVED_BUFFERS = ('relative_position_index', 'relative_coords_table')
 
 
 def _own_prefix(module: WindowAttention, encoding: type) -> Optional[str]:
@@ -267,8 +267,8 @@ def _from_mm_place(module: WindowAttention, state_dict: Dict[str, Tensor], prefi
         own = _own_prefix(module, encoding)
         for key in [key for key in state_dict if own and key.startswith(prefix + name)]:
             state_dict[prefix + own + key[len(prefix):]] = state_dict.pop(key)
-            for buffer in _DERIVED:
+            for buffer in DERIVED_BUFFERS:
                 if prefix + buffer in state_dict:
                     state_dict[prefix + own + buffer] = state_dict.pop(prefix + buffer)
-    for buffer in _DERIVED:
+    for buffer in DERIVED_BUFFERS:
         state_dict.pop(prefix + buffer, None)
