@@ -1,4 +1,4 @@
-"""Other implementations of SwinV2, which the set-up puts beside the environment, in ``.venv/peers``.
+"""Other implementations, of SwinV2 above all, which the set-up puts beside the environment, in ``.venv/peers``.
 
 They are on the path only while they are imported, and the MM packages are imported before: those look for transformers
 when they are imported, and take a second more where they find it.
@@ -15,17 +15,19 @@ import pytest
 FOLDER = Path(sys.prefix, 'peers')
 
 
-def mmpretrain_swin_v2() -> type:
-    """mmpretrain's ``SwinTransformerV2``; skips the test where mmpretrain is not installed."""
+def mmpretrain(module: str) -> types.ModuleType:
+    """A module of mmpretrain, ``models.backbones.swin_transformer_v2``; skips the test where it is not installed."""
     with _on_path('mmpretrain'):
         # its own packages would import all of its models, some of which need torchvision or another transformers
-        for name in ('mmpretrain', 'mmpretrain.models', 'mmpretrain.models.backbones'):
+        packages = f'mmpretrain.{module}'.split('.')[:-1]
+        for depth in range(len(packages)):
+            name = '.'.join(packages[:depth + 1])
             if name not in sys.modules:
                 package = types.ModuleType(name)
-                package.__path__ = [str(FOLDER.joinpath(*name.split('.')))]
+                package.__path__ = [str(FOLDER.joinpath(*packages[:depth + 1]))]
                 sys.modules[name] = package
         importlib.import_module('mmpretrain.utils.dependency').WITH_MULTIMODAL = False
-        return importlib.import_module('mmpretrain.models.backbones.swin_transformer_v2').SwinTransformerV2
+        return importlib.import_module(f'mmpretrain.{module}')
 
 
 def transformers_swin_v2() -> types.ModuleType:

@@ -75,7 +75,7 @@ MMPRETRAIN = {
 def mmpretrain_pair(window, pretrained=None, pad_small_map: bool = False, seed: int = 0):
     """Theirs with random weights, and ours with the same, read by name."""
     arch = {name: V2[name] for name in ('embed_dims', 'depths', 'num_heads')}
-    theirs = peers.mmpretrain_swin_v2()(
+    theirs = peers.mmpretrain('models.backbones.swin_transformer_v2').SwinTransformerV2(
         arch=arch | dict(extra_norm_every_n_blocks=0), window_size=window, out_indices=(0, 1, 2, 3),
         pretrained_window_sizes=pretrained or [0] * 4, pad_small_map=pad_small_map, drop_path_rate=0.)
     randomise_v2(theirs, seed)
