@@ -16,7 +16,7 @@ from oracles.cases import (
     token_size,
 )
 from oracles.cells import cell_attention
-from oracles.compare import assert_forward, assert_gradients
+from oracles.compare import TOLERANCE, assert_forward, assert_gradients, record
 from oracles.swin import dense_swin
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -317,6 +317,70 @@ def test_checkpointing_draws_the_same_dropout(monkeypatch):
         return module(x, layout, True)
 
     assert torch.autograd.gradcheck(run, (x, ), fast_mode=True)
+
+
+@pytest.mark.parametrize('arch', ['nano', 'v2-nano'])
+def test_recomputed_blocks_recompute_their_windows(monkeypatch, arch):
+    """``with_cp`` around what is recomputed anyway: the same draws, the same gradients."""
+    monkeypatch.setattr(attention, '_KEYS_AT_ONCE', 500)
+    results = []
+    for with_cp in (False, True):
+        model = random_weights(SwinRPE(**(SMALL | dict(arch=arch, window_size=3, halo=2, with_cp=with_cp,
+                                                       drop_path_rate=0.3, drop_rate=0.1, attn_drop_rate=0.1,
+                                                       rpe=ENCODINGS['sum']))), 0).train()
+        torch.manual_seed(0)
+        loss_of(model(attach_extents(pixels(2, 3, 40, 50), [(40, 31), (22, 50)]))).backward()
+        results.append(grads(model.named_parameters()))
+    compare_grads(results[1], results[0], 'recomputed blocks')
+
+
+@pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize('way', ['autocast', 'cast'])
+@pytest.mark.parametrize('encoding', ['table', 'contextual', 'rotary', 'dynamic'])
+def test_half_precision_is_finite_and_close(monkeypatch, encoding, way, dtype):
+    monkeypatch.setattr(attention, '_KEYS_AT_ONCE', 500)
+    rotating = encoding in ROTATING
+    model = randomise(SwinRPE(**(SMALL | dict(embed_dims=16)), window_size=3, halo=2, rpe=ENCODINGS[encoding],
+                              pooled_neighbours=0 if rotating else 1))
+    images, extents = pixels(2, 3, 60, 70), [(60, 33), (21, 70)]
+    expected = [out.detach() for out in model(attach_extents(images, extents))]
+    if way == 'cast':
+        model.to(dtype)
+        images = images.to(dtype)
+    with torch.autocast('cpu', dtype=dtype, enabled=way == 'autocast'):
+        outs = model(attach_extents(images, extents))
+    loss_of([out.float() for out in outs]).backward()
+    for name, value in model.named_parameters():
+        assert value.grad is None or value.grad.isfinite().all(), name
+    for out, reference in zip(outs, expected):
+        assert way == 'autocast' or out.dtype == dtype
+        error = ((out.float() - reference).norm() / reference.norm()).item()
+        record(f'halo, {dtype} by {way}, relative'.replace('torch.', ''), error)
+        assert error <= TOLERANCE['forward'][torch.bfloat16]
+
+
+@pytest.mark.parametrize('encoding', ENCODINGS)
+def test_inference_mode_leaves_nothing_behind(encoding):
+    """What an evaluation in inference mode puts in a cache must serve training as well."""
+    side = 3 + list(ENCODINGS).index(encoding)  # windows that no other test uses, so that caches are filled here
+    model = random_weights(SwinRPE(**SMALL, window_size=(2, side), halo=(5, 1), rpe=ENCODINGS[encoding],
+                                   pooled_neighbours=0 if encoding in ROTATING else 3), 0)
+    images = attach_extents(pixels(2, 3, 47, 58), [(47, 30), (18, 58)])
+    with torch.inference_mode():
+        inferred = model(images)
+    outs = model(images)
+    loss_of(outs).backward()
+    for a, b in zip(outs, inferred):
+        assert_forward(a, b)
+
+
+@pytest.mark.parametrize('encoding', ['table', 'dynamic', 'sum'])
+def test_every_parameter_gets_a_gradient(encoding):
+    model = random_weights(SwinRPE(**SMALL, window_size=3, halo='window', pooled_neighbours=2, shift_windows=False,
+                                   rpe=ENCODINGS[encoding]), 0)
+    loss_of(model(pixels(1, 3, 260, 260))).backward()
+    for name, value in model.named_parameters():
+        assert value.grad is not None and value.grad.abs().max() > 0, name
 
 
 @pytest.mark.parametrize('training', [True, False])
