@@ -60,8 +60,9 @@ def test_cost(tool, tmp_path, capsys):
     assert all(name in printed for name in costs) and str(out) in printed
 
 
+@pytest.mark.slow
 def test_windows_measures_every_step(windows, capsys):
-    """Modes are tried where there is a table, and only there."""
+    """Modes are tried where there is a table, and only there; every encoding has its turn before the next seed."""
     found = windows('--encodings', 'rotary-axial', 'low-rank', '--seeds', '3', '4')
     assert found['settings'] == dict(config='tiny_segmentation.py', iters=2, finetune_iters=1, window=4, new_window=5,
                                      val_images=3, cfg_options={})
@@ -74,7 +75,8 @@ def test_windows_measures_every_step(windows, capsys):
     assert all(0 < value <= 100 for value in values)
     printed = capsys.readouterr().out
     assert '| low-rank | 2 |' in printed
-    assert 'seed 4  low-rank' in printed
+    turns = [tuple(line.split()[1:3]) for line in printed.splitlines() if 'trained  ' in line]
+    assert turns == [('3', 'rotary-axial'), ('3', 'low-rank'), ('4', 'rotary-axial'), ('4', 'low-rank')]
     assert not list(windows.out.parent.rglob('*.pth'))  # weights go when an encoding is done
 
 
@@ -85,6 +87,7 @@ def test_a_mode_that_cannot_reach_the_window_is_left_empty(windows):
     assert None not in [steps[mode] for mode in MODES if mode != 'geometric']
 
 
+@pytest.mark.slow
 def test_a_stopped_run_goes_on(windows, monkeypatch):
     """What is in the file stays; what is missing comes out as it would have in one go."""
     whole = windows('--encodings', 'table', '--seeds', '0')

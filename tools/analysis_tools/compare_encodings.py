@@ -244,14 +244,19 @@ def read_results(path: Path) -> dict:
     return content
 
 
-class NewWindow(Hook):
-    """Changes the window when the weights are loaded and before the first iteration."""
+class StartAtNewWindow(Hook):
+    """Starts a training from weights, with another window than theirs."""
 
-    def __init__(self, window: int):
-        self.window = window
+    def __init__(self, weights: Path, window: int):
+        self.weights, self.window = weights, window
 
     def before_train(self, runner: Runner) -> None:
+        load_weights(runner, self.weights)
         runner.model.backbone.set_window_size(self.window, FINE_TUNE_MODE)
+
+
+def load_weights(runner: Runner, weights: Path) -> None:
+    load_checkpoint(runner.model, str(weights), map_location='cpu', strict=True, logger=runner.logger)
 
 
 def windows(args: Namespace) -> None:
@@ -341,7 +346,7 @@ def measure(cfg: Config, args: Namespace, encoding: str, seed: int, missing: lis
         add(TRAINED, evaluate(runner))
     for mode in [step for step in missing if step not in (TRAINED, FINE_TUNED)]:
         runner.model.backbone.set_window_size(args.window)
-        load_checkpoint(runner.model, str(weights), map_location='cpu', strict=True, logger=runner.logger)
+        load_weights(runner, weights)
         try:
             runner.model.backbone.set_window_size(args.new_window, FINE_TUNE_MODE if mode == AS_IT_IS else mode)
         except InputError:  # geometric has limits
@@ -349,10 +354,8 @@ def measure(cfg: Config, args: Namespace, encoding: str, seed: int, missing: lis
         else:
             add(mode, evaluate(runner))
     if FINE_TUNED in missing:
-        tuning = run_config(cfg, args, encoding, seed, FINE_TUNED)
-        tuning.load_from = str(weights)
-        runner = build_runner(tuning, [])
-        runner.register_hook(NewWindow(args.new_window))
+        runner = build_runner(run_config(cfg, args, encoding, seed, FINE_TUNED), [])
+        runner.register_hook(StartAtNewWindow(weights, args.new_window))
         runner.train()
         add(FINE_TUNED, evaluate(runner))
     weights.unlink()
