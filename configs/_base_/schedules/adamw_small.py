@@ -13,7 +13,9 @@ optim_wrapper = dict(
             'window_pos_embed': dict(decay_mult=0.),
             'relative_position_bias_table': dict(decay_mult=0.),
             '.rpe.': dict(decay_mult=0.),
-            'logit_scale': dict(decay_mult=0.)
+            'logit_scale': dict(decay_mult=0.),
+            'q_bias': dict(decay_mult=0.),
+            'v_bias': dict(decay_mult=0.)
         }))
 
 # one process with 4 images
