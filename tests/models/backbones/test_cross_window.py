@@ -94,8 +94,9 @@ def check_module(rng, case: int, rpe, pooled: int, cosine: bool, name: str) -> N
     extents = random_extents(rng, rng.randint(1, 3), size)
     module = random_weights(WindowAttention(16, 2, window, rpe, halo=halo, pooled_neighbours=pooled, cosine=cosine,
                                             attn_backend=rng.choice(['eager', 'sdpa'])), case)
-    params = named(module)
-    maps = pixels(len(extents), *size, 16, seed=case)
+    dtype = torch.float64 if cosine else torch.float32  # a temperature multiplies rounding too
+    params = named(module.to(dtype))
+    maps = pixels(len(extents), *size, 16, seed=case).to(dtype)
     crops = [maps[i, :h, :w].clone().requires_grad_() for i, (h, w) in enumerate(extents)]
     maps.requires_grad_()
     out = run_windows(module, maps, window, shift, extents, halo, pooled)
