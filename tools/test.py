@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> dict:
         notes += draw_predictions(cfg, args.show, args.show_dir, args.wait_time)
     if args.tta:
         notes += augment_at_test_time(cfg)
-    notes += prepare_run(cfg, ['test'])
+    notes += prepare_run(cfg, ['test'], args.trust_checkpoint)
     return build_runner(cfg, notes).test()
 
 

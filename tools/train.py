@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     notes = set_resume(cfg, args.resume)
     notes += add_tensorboard(cfg)
     save_whole_checkpoints(cfg)
-    notes += prepare_run(cfg, ['train', 'val'] if cfg.get('val_cfg') else ['train'])
+    notes += prepare_run(cfg, ['train', 'val'] if cfg.get('val_cfg') else ['train'], args.trust_checkpoint)
     build_runner(cfg, notes).train()
 
 

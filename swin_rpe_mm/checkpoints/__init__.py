@@ -1,5 +1,10 @@
+from .embeddings import INPUT_MODES, fit_embedding, fit_input_channels, size_of_embedding
+from .files import read_checkpoint
 from .layouts import to_mm_layout
 from .report import LoadReport
-from .wrappers import unwrap
+from .wrappers import find_prefix, unwrap
 
-__all__ = ['LoadReport', 'to_mm_layout', 'unwrap']
+__all__ = [
+    'INPUT_MODES', 'LoadReport', 'find_prefix', 'fit_embedding', 'fit_input_channels', 'read_checkpoint',
+    'size_of_embedding', 'to_mm_layout', 'unwrap'
+]

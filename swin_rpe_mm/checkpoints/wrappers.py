@@ -1,36 +1,60 @@
 """What training scripts wrap around the weights of a backbone."""
+import re
 from collections import OrderedDict
-from typing import Dict, Optional
+from collections.abc import Mapping
+from typing import Dict, Iterable, Optional
 
 from torch import Tensor
 
+from .layouts import ANCHORS
 
-def unwrap(checkpoint: dict, prefix: Optional[str] = None) -> Dict[str, Tensor]:
+# entries of files that hold the state dict of a model
+_ENTRIES = ('state_dict', 'model', 'module', 'net', 'state_dict_ema', 'model_ema')
+
+
+def unwrap(checkpoint: Mapping, prefix: Optional[str] = None) -> Dict[str, Tensor]:
     """The backbone's state dict in a checkpoint.
 
-    Takes off what training scripts wrap around it: a ``state_dict`` or ``model`` entry, ``module.`` before every key,
-    and the ``backbone.`` of a whole detector or segmentor, whose other parts are left out.
+    Takes off what training scripts wrap around it: an entry such as ``state_dict`` or ``model``, and what stands before
+    the names of a whole detector's, segmentor's, classifier's or pre-training model's backbone, such as ``backbone.``,
+    ``module.`` or ``encoder.``. Other parts of the model are left out.
 
     Args:
-        checkpoint (dict): As read from the file.
-        prefix (str, optional): Take the keys under this prefix instead of ``backbone.``.
+        checkpoint (Mapping): As read from the file.
+        prefix (str, optional): Take the keys under this prefix, whatever else there is.
 
     Returns:
         dict[str, Tensor]: Weights by name.
     """
-    for wrapper in ('state_dict', 'model'):
-        if isinstance(checkpoint.get(wrapper), dict):
-            checkpoint = checkpoint[wrapper]
-            break
-    prefix = (prefix or 'backbone').rstrip('.') + '.'
-    weights = {key: value for key, value in checkpoint.items() if isinstance(value, Tensor)}
-    weights = OrderedDict(_strip(_strip(weights, 'module.'), prefix))
+    for entry in _ENTRIES:
+        if isinstance(checkpoint.get(entry), Mapping):
+            return unwrap(checkpoint[entry], prefix)
+    if prefix is None:
+        prefix = find_prefix(checkpoint)
+    elif not prefix.endswith('.'):
+        prefix += '.'
+    tensors = {key: value for key, value in checkpoint.items() if isinstance(value, Tensor)}
+    weights = OrderedDict(_under(tensors, prefix))
     # what modules noted beside their weights, under their own names; torch's load_state_dict looks for it here
-    weights._metadata = _strip(_strip(getattr(checkpoint, '_metadata', {}), 'module.'), prefix)
+    weights._metadata = _under(getattr(checkpoint, '_metadata', {}), prefix)
     return weights
 
 
-def _strip(entries: dict, prefix: str) -> dict:
-    """The entries under ``prefix``, without it; all of them if there are none."""
-    inner = {key[len(prefix):]: value for key, value in entries.items() if key.startswith(prefix)}
-    return inner or entries
+def find_prefix(keys: Iterable[str]) -> Optional[str]:
+    """What stands before the names of a Swin among ``keys``; None if there is none.
+
+    Where there are several, as in a file with a momentum encoder, a ``backbone`` goes before others, then the shortest.
+    """
+    pattern = re.compile(rf'((?:.*?\.)??)(?:{"|".join(ANCHORS)})')
+    found = {match[1] for match in map(pattern.fullmatch, keys) if match}
+    return min(found, key=lambda prefix: (not prefix.endswith('backbone.'), len(prefix), prefix), default=None)
+
+
+def _under(entries: Mapping, prefix: Optional[str]) -> dict:
+    """The entries under ``prefix``, without it. None is for parts of a backbone: what usually stands before them."""
+    if prefix is None:
+        entries = dict(entries)
+        for usual in ('module.', 'backbone.'):
+            entries = _under(entries, usual) or entries
+        return entries
+    return {key[len(prefix):]: value for key, value in entries.items() if key.startswith(prefix)}

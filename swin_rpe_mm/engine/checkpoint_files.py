@@ -5,30 +5,27 @@ import os
 import zipfile
 from pathlib import Path
 
-import numpy as np
-import torch
 from mmengine.fileio import LocalBackend, register_backend
-from mmengine.logging import HistoryBuffer
+from mmengine.runner import CheckpointLoader
 
+from ..checkpoints import read_checkpoint
 from ..errors import InputError
 
 _ZIP, _PICKLE = b'PK\x03\x04', b'\x80'
 
 
-def trust_own_checkpoints() -> None:
-    """Let ``torch.load`` read what mmengine saves beside the weights.
+def read_safely(trust: bool = False) -> None:
+    """Have mmengine read checkpoints by :func:`~swin_rpe_mm.checkpoints.read_checkpoint`.
 
-    torch >= 2.6 loads weights only by default, and mmengine's checkpoints hold its log history and NumPy scalars.
-    Recent mmengine allows these itself; older ones call ``torch.load`` without saying so.
+    Its own loaders call ``torch.load`` in ways that depend on its release: some refuse its own log history, some fall
+    back to full unpickling, which runs code.
     """
-    if not hasattr(torch.serialization, 'add_safe_globals'):
-        return
-    core = np._core if hasattr(np, '_core') else np.core
-    dtypes = {type(np.dtype(kind)) for kind in (*np.typecodes['AllInteger'], *np.typecodes['Float'], '?')}
-    torch.serialization.add_safe_globals([
-        HistoryBuffer, np.ndarray, np.dtype, core.multiarray._reconstruct, core.multiarray.scalar, getattr, slice,
-        *dtypes
-    ])
+
+    def read(filename: str, map_location=None, **_) -> dict:
+        return read_checkpoint(filename, map_location, trust)
+
+    CheckpointLoader.register_scheme(prefixes='', loader=read, force=True)
+    CheckpointLoader.register_scheme(prefixes=('http://', 'https://'), loader=read, force=True)
 
 
 class WholeFileBackend(LocalBackend):

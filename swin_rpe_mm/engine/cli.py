@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from mmengine.config import DictAction
 
+from ..checkpoints.files import TRUST_HELP
 from ..errors import InputError
 from .processes import end_process
 
@@ -26,6 +27,7 @@ def add_common_arguments(parser: ArgumentParser) -> None:
         metavar='KEY=VALUE',
         help='settings that override the config\'s, such as train_dataloader.batch_size=4 or key="[(a,b),(c,d)]"; '
         'quote lists and leave out blanks')
+    parser.add_argument('--trust-checkpoint', action='store_true', help=TRUST_HELP)
     parser.add_argument('--launcher', choices=['none', 'pytorch', 'slurm', 'mpi'], default='none', help='job launcher')
     parser.add_argument('--local_rank', '--local-rank', type=int, default=0, help='set by some launchers')
 

@@ -8,16 +8,23 @@ from mmengine.logging import print_log
 from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 
-from .checkpoint_files import trust_own_checkpoints
+from .checkpoint_files import read_safely
 from .configs import add_hooks, check_checkpoints, check_ops, find_data, without_sync_bn
 from .data_checks import check_data
 from .processes import on_main_process, start_processes
 
 
-def prepare_run(cfg: Config, splits: Sequence[str]) -> list[str]:
-    """Start the processes, and check on the main one what the run will read; return lines for the log."""
+def prepare_run(cfg: Config, splits: Sequence[str], trust_checkpoint: bool = False) -> list[str]:
+    """Start the processes, and check on the main one what the run will read; return lines for the log.
+
+    Args:
+        cfg (Config): The config, which is completed.
+        splits (Sequence[str]): Whose data to check: ``train``, ``val``, ``test``.
+        trust_checkpoint (bool): Whether checkpoints may run code, see
+            :func:`~swin_rpe_mm.checkpoints.read_checkpoint`.
+    """
     check_ops(cfg)
-    trust_own_checkpoints()
+    read_safely(trust_checkpoint)
     notes = start_processes(cfg)
     notes += find_data(cfg)
     notes += without_sync_bn(cfg)

@@ -7,12 +7,13 @@ import pytest
 import torch
 from mmengine.fileio import get_file_backend
 from mmengine.logging import HistoryBuffer
+from mmengine.runner import CheckpointLoader
 
 from swin_rpe_mm.engine.checkpoint_files import (
     WholeFileBackend,
     check_checkpoint,
     find_resumable,
-    trust_own_checkpoints,
+    read_safely,
 )
 from swin_rpe_mm.errors import InputError
 
@@ -100,12 +101,11 @@ def test_good_checkpoints_pass(tmp_path):
     check_checkpoint('https://example.org/a.pth')
 
 
-@pytest.mark.skipif(not hasattr(torch.serialization, 'get_unsafe_globals_in_checkpoint'),
-                    reason='torch < 2.6 has no list of trusted types')
-def test_plain_torch_load_reads_mmengine_checkpoints(tmp_path):
-    """As mmengine before 0.10.8 calls it: without a word on weights_only."""
+def test_checkpoints_of_mmengine_are_read(tmp_path):
+    """Its log history and NumPy's numbers, by whichever release of mmengine."""
     path = tmp_path / 'a.pth'
     history = HistoryBuffer([np.float64(1.5), np.float32(2)], [1, 2])
     torch.save(dict(state_dict={}, message_hub=dict(log_scalars=dict(loss=history)), meta=dict(n=np.int64(3))), path)
-    trust_own_checkpoints()
-    assert torch.load(path)['message_hub']['log_scalars']['loss'].data[0].tolist() == [1.5, 2]
+    read_safely()
+    scalars = CheckpointLoader.load_checkpoint(str(path))['message_hub']['log_scalars']
+    assert scalars['loss'].data[0].tolist() == [1.5, 2]

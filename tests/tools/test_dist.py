@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from swin_rpe_mm.engine.checkpoint_files import trust_own_checkpoints
+from swin_rpe_mm.checkpoints import read_checkpoint
 
 pytestmark = pytest.mark.slow
 HOOKS = """
@@ -58,12 +58,11 @@ def test_training_and_resuming(together, make_config, tmp_path):
     ended = together('dist_train.sh', config, '2', '--work-dir', str(killed), '--resume')
     assert ended.returncode == 0, ended.stderr
     assert f'training resumes from {killed}/epoch_1.pth' in ended.stdout + ended.stderr
-    trust_own_checkpoints()
     for rank, (resumed, uninterrupted) in enumerate(zip(ranks(killed), (first, second), strict=True)):
         assert resumed['iter'] == uninterrupted['iter'] == 4, rank
         assert resumed['seen'] == uninterrupted['seen'], rank
         assert_same(resumed['weights'], uninterrupted['weights'])
-    resumed, uninterrupted = (torch.load(folder / 'epoch_2.pth') for folder in (killed, straight))
+    resumed, uninterrupted = (read_checkpoint(folder / 'epoch_2.pth') for folder in (killed, straight))
     assert (resumed['meta']['epoch'], resumed['meta']['iter']) == (2, 4)
     assert resumed['param_schedulers'] == uninterrupted['param_schedulers']
     for one, other in zip(resumed['optimizer']['state'].values(), uninterrupted['optimizer']['state'].values(),

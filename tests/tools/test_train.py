@@ -10,7 +10,7 @@ import pytest
 import torch
 from tiny import SIZE, TASKS, draw_data, load_tool, write_config
 
-from swin_rpe_mm.engine.checkpoint_files import trust_own_checkpoints
+from swin_rpe_mm.checkpoints import read_checkpoint
 from swin_rpe_mm.errors import InputError
 
 pytestmark = pytest.mark.slow
@@ -47,8 +47,7 @@ def run_test(trained, test_tool, tmp_path):
 
 
 def load_checkpoint(path: Path) -> dict:
-    trust_own_checkpoints()
-    return torch.load(path)
+    return read_checkpoint(path)
 
 
 def test_work_dir(trained):

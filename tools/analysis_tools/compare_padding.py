@@ -17,7 +17,7 @@ from mmengine.runner import load_checkpoint
 from torch import Tensor
 
 from swin_rpe_mm import SwinRPE, attach_extents, get_extents
-from swin_rpe_mm.engine.checkpoint_files import check_checkpoint, trust_own_checkpoints
+from swin_rpe_mm.engine.checkpoint_files import check_checkpoint, read_safely
 from swin_rpe_mm.engine.cli import run_tool
 from swin_rpe_mm.engine.configs import find_data, load_config
 from swin_rpe_mm.errors import InputError
@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, float]:
     cfg = load_config(args.config)
     check_checkpoint(args.checkpoint)
     find_data(cfg)
-    trust_own_checkpoints()
+    read_safely()
     init_default_scope(cfg.get('default_scope', 'mmdet'))
     model = MODELS.build(cfg.model).eval()
     if not isinstance(model.backbone, SwinRPE):

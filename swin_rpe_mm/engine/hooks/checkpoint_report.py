@@ -5,7 +5,8 @@ from mmengine.hooks import Hook
 from mmengine.model import BaseTTAModel, is_model_wrapper
 from torch import nn
 
-from ...checkpoints import LoadReport
+from ...checkpoints import LoadReport, find_prefix, unwrap
+from ...models import SwinRPE
 from ...registry import HOOKS
 
 
@@ -25,6 +26,7 @@ class CheckpointReportHook(Hook):
         model.register_load_state_dict_post_hook(self._after_load)
 
     def after_load_checkpoint(self, runner, checkpoint: dict) -> None:
+        _name_backbone(self._model, checkpoint)
         self._versions = _versions(self._model)
 
     def _after_load(self, model: nn.Module, incompatible) -> None:
@@ -36,6 +38,17 @@ class CheckpointReportHook(Hook):
         source = f'checkpoint {self._runner.cfg.get("load_from") or ""}'.strip()
         report.check(source, f'the model ({type(model).__name__})')
         self._runner.logger.info(f'{source}: {report}')
+
+
+def _name_backbone(model: nn.Module, checkpoint: dict) -> None:
+    """Have a file of a Swin alone, of whatever project, loaded into the backbone of ``model``."""
+    name = next((name for name, module in model.named_modules() if isinstance(module, SwinRPE)), '')
+    state_dict = checkpoint.get('state_dict', checkpoint)
+    if not name or any(key.removeprefix('module.').startswith(f'{name}.') for key in state_dict):
+        return
+    weights = unwrap(checkpoint)
+    if find_prefix(weights) is not None:
+        checkpoint['state_dict'] = {f'{name}.{key}': value for key, value in weights.items()}
 
 
 def _versions(model: nn.Module) -> dict[str, int]:

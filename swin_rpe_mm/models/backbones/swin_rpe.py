@@ -1,24 +1,21 @@
 """Swin Transformer (arXiv 2103.14030, figure 3) for dense prediction."""
-import math
-from pickle import UnpicklingError
 from typing import List, Optional, Sequence, Tuple, Union
 
 import torch
 import torch.nn.functional as F
 from mmcv.cnn import build_norm_layer
-from mmengine.logging import print_log
 from mmengine.model import BaseModule, ModuleList
 from mmengine.model.weight_init import constant_init, trunc_normal_, trunc_normal_init
-from mmengine.runner.checkpoint import CheckpointLoader
 from torch import Tensor, nn
 
-from ...checkpoints import LoadReport, to_mm_layout, unwrap
+from ...checkpoints import INPUT_MODES, fit_embedding
 from ...errors import InputError
 from ...padding import get_extents, merge_extents, zero_outside
 from ...registry import MODELS, register_everywhere
-from ..layers import DERIVED_BUFFERS, PatchEmbed, PatchMerging, SwinBlock, SwinStage, WindowAttention
+from ..layers import PatchEmbed, PatchMerging, SwinBlock, SwinStage, WindowAttention
 from ..rpe.reshaping import reshape_parameter
 from .arguments import check_arguments, per_stage
+from .loading import load_pretrained, register_loading
 
 Size = Tuple[int, int]
 IntOrPair = Union[int, Size]
@@ -72,11 +69,16 @@ class SwinRPE(BaseModule):
             size. ``'window'`` adds a second one that repeats in every window ("window attention is bugged", arXiv
             2311.05613).
         act_cfg, norm_cfg (dict): Activation of the MLPs, and norms; None means GELU and LN.
+        input_weights (str, optional): How a checkpoint's first convolution is read for another number of channels:
+            ``mean`` gives each the mean of the old ones, ``tile`` repeats them in turn.
         with_cp (bool): Recompute blocks in the backward pass to save memory.
         pretrained (str, optional): Deprecated in mm; the same as a ``Pretrained`` ``init_cfg``.
         convert_weights (bool): Accepted for mm's configs; a checkpoint's layout is recognised by itself.
         frozen_stages (int): 0 freezes the patch embedding, ``i`` also the first ``i`` stages; -1 nothing.
-        init_cfg (dict, optional): ``dict(type='Pretrained', checkpoint=FILE_OR_URL)``, or any of mmengine's.
+        init_cfg (dict, optional): ``dict(type='Pretrained', checkpoint=FILE_OR_URL)``, or any of mmengine's. A
+            checkpoint may be of any project that :mod:`swin_rpe_mm.checkpoints.layouts` knows; ``prefix`` says what
+            stands before the names, where that is not plain; ``trust=True`` reads a file that needs full unpickling,
+            which runs any code in it.
 
     Raises:
         InputError: If an argument is mistyped or does not fit the others.
@@ -115,7 +117,8 @@ class SwinRPE(BaseModule):
                  pooled_neighbours: int = 0,
                  shift_windows: bool = True,
                  shift_covered_axes: Optional[bool] = None,
-                 attn_backend: str = 'sdpa'):
+                 attn_backend: str = 'sdpa',
+                 input_weights: Optional[str] = None):
         if pretrained is not None:
             if init_cfg is not None:
                 raise InputError('pretrained and init_cfg cannot both be given; init_cfg alone is enough')
@@ -125,6 +128,9 @@ class SwinRPE(BaseModule):
                                     pretrain_img_size, out_indices, rpe, attn_backend, drop_path_rate, frozen_stages,
                                     in_channels, mlp_ratio, halo, pooled_neighbours, shift_covered_axes,
                                     use_abs_pos_embed)
+        if input_weights not in (None, *INPUT_MODES):
+            raise InputError(f'input_weights must be None or one of {", ".join(INPUT_MODES)}, got {input_weights!r}')
+        self.input_weights = input_weights
         norm_cfg = norm_cfg or dict(type='LN')
         self.mask_padding = mask_padding
         self.halo = halo
@@ -183,8 +189,7 @@ class SwinRPE(BaseModule):
         for i in self.out_indices:
             self.add_module(f'norm{i}', build_norm_layer(norm_cfg, self.num_features[i])[1])
 
-        self._register_state_dict_hook(_note_window)
-        self._register_load_state_dict_pre_hook(_convert_on_load, with_module=True)
+        register_loading(self)
         self._freeze_stages()
 
     def forward(self, images: Tensor) -> Tuple[Tensor, ...]:
@@ -261,7 +266,7 @@ class SwinRPE(BaseModule):
             stage.check_window(window, halo, mode)
         if self.window_pos_embed is not None:
             reshape_parameter(self.window_pos_embed,
-                              _fit_tile(self.window_pos_embed.detach(), self.stages[0].window_size, windows[0]))
+                              fit_embedding(self.window_pos_embed.detach(), self.stages[0].window_size, windows[0]))
         for stage, window, halo in changes:
             stage.set_window(window, halo, mode)
 
@@ -315,7 +320,7 @@ class SwinRPE(BaseModule):
         if self.init_cfg is None:
             self._draw_weights()
         elif 'checkpoint' in self.init_cfg:
-            self._load_pretrained(self.init_cfg['checkpoint'], self.init_cfg.get('prefix'))
+            load_pretrained(self, **{key: value for key, value in self.init_cfg.items() if key != 'type'})
         else:
             super().init_weights()
 
@@ -338,64 +343,3 @@ class SwinRPE(BaseModule):
         for embedding in (self.absolute_pos_embed, self.window_pos_embed):
             if embedding is not None:
                 trunc_normal_(embedding, std=.02)
-
-    def _load_pretrained(self, source: str, prefix: Optional[str]) -> None:
-        try:
-            checkpoint = CheckpointLoader.load_checkpoint(source, map_location='cpu')
-        except FileNotFoundError as error:
-            raise InputError(f'the checkpoint {source} of init_cfg does not exist') from error
-        except (OSError, EOFError, RuntimeError, UnpicklingError) as error:
-            raise InputError(f'the checkpoint {source} of init_cfg cannot be read: it is no PyTorch checkpoint, or '
-                             'only part of one') from error
-        weights = unwrap(checkpoint, prefix)
-        own_keys = [key for key in to_mm_layout(weights) if not key.endswith(DERIVED_BUFFERS)]
-        report = LoadReport.compare(list(self.state_dict()), own_keys)
-        report.check(str(source), 'SwinRPE')
-        self.load_state_dict(weights, strict=False)
-        print_log(f'SwinRPE loaded {source}: {report}', 'current')
-
-
-def _convert_on_load(module: SwinRPE, state_dict: dict, prefix: str, metadata: dict, *_) -> None:
-    """Bring the weights under ``prefix`` into our layout, whoever loads them."""
-    own = {key: state_dict.pop(key) for key in list(state_dict) if key.startswith(prefix)}
-    own = {key[len(prefix):]: value for key, value in own.items()}
-    weights = to_mm_layout(own if prefix else unwrap(own))
-    if weights:
-        LoadReport.compare(list(module.state_dict()), list(weights)).check('the checkpoint', 'SwinRPE')
-    if module.absolute_pos_embed is not None and 'absolute_pos_embed' in weights:
-        weights['absolute_pos_embed'] = _fit_embedding(weights['absolute_pos_embed'], module)
-    if module.window_pos_embed is not None and 'window_pos_embed' in weights:
-        tile = weights['window_pos_embed']
-        window = module.stages[0].window_size
-        old = metadata.get('window_size') or _square_or('window_pos_embed', tile.shape[1], window)
-        weights['window_pos_embed'] = _fit_tile(tile, old, window)
-    state_dict.update({prefix + key: value for key, value in weights.items()})
-
-
-def _note_window(module: SwinRPE, _state_dict: dict, _prefix: str, metadata: dict) -> None:
-    metadata['window_size'] = module.stages[0].window_size
-
-
-def _fit_embedding(embedding: Tensor, module: SwinRPE) -> Tensor:
-    """A square image's embedding ``(1, tokens, C)`` for the module's pretrain size."""
-    old = _square_or('absolute_pos_embed', embedding.shape[1], module.pos_embed_size)
-    return _fit_tile(embedding, old, module.pos_embed_size)
-
-
-def _fit_tile(embedding: Tensor, old: Size, new: Size) -> Tensor:
-    """An embedding ``(1, tokens, C)`` of a map of one size, stretched over another."""
-    if old == new:
-        return embedding
-    grid = embedding.transpose(1, 2).unflatten(2, old)
-    return F.interpolate(grid, size=new, mode='bicubic', align_corners=False).flatten(2).transpose(1, 2).contiguous()
-
-
-def _square_or(name: str, tokens: int, likely: Size) -> Size:
-    """The size of a map of ``tokens``: ``likely`` if it fits, else a square."""
-    if tokens == likely[0] * likely[1]:
-        return likely
-    side = math.isqrt(tokens)
-    if side * side != tokens:
-        raise InputError(f'{name} of the checkpoint has {tokens} tokens, which is no square; build the model with the '
-                         f'{"pretrain_img_size" if name.startswith("absolute") else "window_size"} it was trained with')
-    return side, side
