@@ -2,16 +2,19 @@
 import hashlib
 import os
 import re
+from http.client import HTTPException
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Optional, Union
-from urllib.error import URLError
 from urllib.parse import urlparse
+from urllib.request import urlopen
 
 import numpy as np
 import torch
 from mmengine.dist import barrier, get_dist_info
 from mmengine.logging import HistoryBuffer, print_log
+from torch import nn
+from tqdm import tqdm
 
 from ..errors import InputError
 
@@ -37,8 +40,17 @@ def read_checkpoint(source: Union[str, Path], map_location='cpu', trust: bool = 
     path = download(source) if urlparse(source).scheme in ('http', 'https') else Path(source).expanduser()
     if not path.is_file():
         raise InputError(f'the checkpoint {source} does not exist')
+    content = _read(source, path, map_location, trust)
+    if isinstance(content, nn.Module):
+        content = content.state_dict()
+    if not isinstance(content, dict):
+        raise InputError(f'the checkpoint {source} holds a {type(content).__name__}, no state dict')
+    return content
+
+
+def _read(source: str, path: Path, map_location, trust: bool):
     try:
-        if _is_safetensors(path):
+        if is_safetensors(path):
             return _read_safetensors(path, map_location)
         # torch before 2.5 cannot read mmengine's checkpoints in another way
         if trust or not hasattr(torch.serialization, 'safe_globals'):
@@ -83,17 +95,34 @@ def download(url: str) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         print_log(f'downloading {url} to {path}', 'current')
         try:
-            torch.hub.download_url_to_file(url, str(path), expected, progress=os.isatty(2))
-        except (URLError, OSError, ValueError) as error:
+            _fetch(url, path, expected)
+        except (OSError, ValueError, HTTPException) as error:
             reason = getattr(error, 'reason', None) or error
             raise InputError(f'{url} cannot be downloaded ({reason}); give the path of a copy instead, or put one at '
                              f'{path}') from error
-        except RuntimeError as error:
-            raise InputError(f'what {url} gave does not match the hash in its name; try again, or give the path of a '
-                             'copy') from error
     if get_dist_info()[1] > 1:
         barrier()
     return path
+
+
+def _fetch(url: str, path: Path, expected: Optional[str]) -> None:
+    """Stream to a temporary file beside ``path``, which takes its place when it is complete."""
+    partial = path.with_name(f'{path.name}.{os.getpid()}.partial')
+    digest = hashlib.sha256()
+    try:
+        with urlopen(url, timeout=60) as response, open(partial, 'wb') as file:
+            length = int(response.headers.get('Content-Length') or 0)
+            with tqdm(total=length or None, unit='B', unit_scale=True, disable=not os.isatty(2)) as bar:
+                for block in iter(lambda: response.read(1 << 20), b''):
+                    digest.update(block)
+                    bar.update(file.write(block))
+        if length and partial.stat().st_size != length:
+            raise OSError('the connection ended early')
+        if expected and not digest.hexdigest().startswith(expected):
+            raise OSError('what came does not match the hash in its name')
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def _is_whole(path: Path, expected: Optional[str]) -> bool:
@@ -108,7 +137,7 @@ def _is_whole(path: Path, expected: Optional[str]) -> bool:
     return digest.hexdigest().startswith(expected)
 
 
-def _is_safetensors(path: Path) -> bool:
+def is_safetensors(path: Path) -> bool:
     """Eight bytes of length, then a header in JSON."""
     with open(path, 'rb') as file:
         return file.read(9)[8:] == b'{'

@@ -9,6 +9,7 @@ from mmengine.fileio import LocalBackend, register_backend
 from mmengine.runner import CheckpointLoader
 
 from ..checkpoints import read_checkpoint
+from ..checkpoints.files import is_safetensors
 from ..errors import InputError
 
 _ZIP, _PICKLE = b'PK\x03\x04', b'\x80'
@@ -78,6 +79,8 @@ def fault_of_checkpoint(path: str) -> str | None:
         return 'is empty'
     if head == _ZIP:
         return None if zipfile.is_zipfile(path) else 'is cut short'
+    if is_safetensors(path):
+        return None
     return None if head[:1] == _PICKLE else 'is not a PyTorch checkpoint'
 
 

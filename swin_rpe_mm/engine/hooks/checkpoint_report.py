@@ -1,6 +1,8 @@
 """What became of a checkpoint that a whole model was loaded from."""
 from __future__ import annotations
 
+from collections import OrderedDict
+
 from mmengine.hooks import Hook
 from mmengine.model import BaseTTAModel, is_model_wrapper
 from torch import nn
@@ -48,7 +50,9 @@ def _name_backbone(model: nn.Module, checkpoint: dict) -> None:
         return
     weights = unwrap(checkpoint)
     if find_prefix(weights) is not None:
-        checkpoint['state_dict'] = {f'{name}.{key}': value for key, value in weights.items()}
+        named = OrderedDict((f'{name}.{key}', value) for key, value in weights.items())
+        named._metadata = {f'{name}.{key}'.rstrip('.'): value for key, value in weights._metadata.items()}
+        checkpoint['state_dict'] = named
 
 
 def _versions(model: nn.Module) -> dict[str, int]:

@@ -23,7 +23,7 @@ _FIRST_CONV = 'patch_embed.projection.weight'
 
 def register_loading(backbone: nn.Module) -> None:
     """Have every state dict that is loaded into ``backbone`` converted, fitted and reported."""
-    backbone._register_state_dict_hook(_note_window)
+    backbone._register_state_dict_hook(_note_windows)
     backbone._register_load_state_dict_pre_hook(_convert, with_module=True)
 
 
@@ -70,7 +70,7 @@ def _fit(backbone: nn.Module, weights: Dict[str, Tensor], model: Dict[str, Tenso
     """Fit embeddings and the first convolution in place; returns how many embeddings were resampled."""
     window = backbone.stages[0].window_size
     sizes = {'absolute_pos_embed': (getattr(backbone, 'pos_embed_size', None), None, 'pretrain_img_size'),
-             'window_pos_embed': (window, metadata.get('window_size'), 'window_size')}
+             'window_pos_embed': (window, metadata.get('window_sizes', (None, ))[0], 'window_size')}
     resampled = 0
     for name, (new, noted, argument) in sizes.items():
         if name in weights and name in model:
@@ -105,5 +105,5 @@ def _check_shapes(weights: Dict[str, Tensor], model: Dict[str, Tensor]) -> None:
                              'another one')
 
 
-def _note_window(backbone: nn.Module, _state_dict: dict, _prefix: str, metadata: dict) -> None:
-    metadata['window_size'] = backbone.stages[0].window_size
+def _note_windows(backbone: nn.Module, _state_dict: dict, _prefix: str, metadata: dict) -> None:
+    metadata['window_sizes'] = tuple(stage.window_size for stage in backbone.stages)
