@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from mmengine.dist import barrier, get_dist_info
 from mmengine.logging import HistoryBuffer, print_log
+from rich.progress import wrap_file
 from torch import nn
-from tqdm import tqdm
 
 from ..errors import InputError
 
@@ -112,10 +112,10 @@ def _fetch(url: str, path: Path, expected: Optional[str]) -> None:
     try:
         with urlopen(url, timeout=60) as response, open(partial, 'wb') as file:
             length = int(response.headers.get('Content-Length') or 0)
-            with tqdm(total=length or None, unit='B', unit_scale=True, disable=not os.isatty(2)) as bar:
-                for block in iter(lambda: response.read(1 << 20), b''):
+            with wrap_file(response, length, description=path.name, disable=not os.isatty(1)) as reader:
+                for block in iter(lambda: reader.read(1 << 20), b''):
                     digest.update(block)
-                    bar.update(file.write(block))
+                    file.write(block)
         if length and partial.stat().st_size != length:
             raise OSError('the connection ended early')
         if expected and not digest.hexdigest().startswith(expected):
