@@ -1,9 +1,10 @@
-"""Other implementations, of SwinV2 above all, which the set-up puts beside the environment, in ``.venv/peers``.
+"""Other implementations of Swin and SwinV2, which the set-up puts beside the environment, in ``.venv/peers``.
 
 They are on the path only while they are imported, and the MM packages are imported before: those look for transformers
 when they are imported, and take a second more where they find it.
 """
 import contextlib
+import functools
 import importlib
 import sys
 import types
@@ -20,31 +21,92 @@ def mmpretrain(module: str) -> types.ModuleType:
     with _on_path('mmpretrain'):
         # its own packages would import all of its models, some of which need torchvision or another transformers
         packages = f'mmpretrain.{module}'.split('.')[:-1]
-        for depth in range(len(packages)):
-            name = '.'.join(packages[:depth + 1])
-            if name not in sys.modules:
-                package = types.ModuleType(name)
-                package.__path__ = [str(FOLDER.joinpath(*packages[:depth + 1]))]
-                sys.modules[name] = package
+        _bare(*('.'.join(packages[:depth + 1]) for depth in range(len(packages))))
         importlib.import_module('mmpretrain.utils.dependency').WITH_MULTIMODAL = False
         return importlib.import_module(f'mmpretrain.{module}')
 
 
-def transformers_swin_v2() -> types.ModuleType:
-    """The module with ``Swinv2Config``, ``Swinv2Model`` and ``Swinv2Backbone``; skips where it is not installed."""
+def transformers(module: str) -> types.ModuleType:
+    """A module of transformers, ``models.swin.modeling_swin``; skips the test where it is not installed."""
     with _on_path('transformers'):
-        return importlib.import_module('transformers.models.swinv2.modeling_swinv2')
+        return importlib.import_module(f'transformers.{module}')
+
+
+def transformers_swin() -> types.ModuleType:
+    """The module with ``SwinConfig``, ``SwinModel`` and ``SwinBackbone``."""
+    return transformers('models.swin.modeling_swin')
+
+
+def transformers_swin_v2() -> types.ModuleType:
+    """The module with ``Swinv2Config``, ``Swinv2Model`` and ``Swinv2Backbone``."""
+    return transformers('models.swinv2.modeling_swinv2')
+
+
+@functools.lru_cache(maxsize=None)
+def torchvision_swin() -> types.ModuleType:
+    """The module with torchvision's ``SwinTransformer`` and its blocks; skips where it is not installed."""
+    with _on_path('torchvision'):
+        _bare_torchvision()
+        return importlib.import_module('torchvision.models.swin_transformer')
+
+
+@functools.lru_cache(maxsize=None)
+def timm_swin(name: str = 'swin_transformer') -> types.ModuleType:
+    """timm's ``swin_transformer`` or ``swin_transformer_v2``; skips where it is not installed."""
+    with _on_path('torchvision', 'timm'):
+        _bare_torchvision()
+        _bare('timm', 'timm.models', 'timm.data')  # it would import its thousand models, and its data sets
+        sys.modules['timm'].__version__ = importlib.import_module('timm.version').__version__
+        vars(sys.modules['timm.data']).update(vars(importlib.import_module('timm.data.constants')))
+        return importlib.import_module(f'timm.models.{name}')
+
+
+def _bare_torchvision() -> None:
+    """torchvision without its compiled operators, which belong to one build of torch each; its Swin uses none."""
+    _bare('torchvision', 'torchvision.models', 'torchvision.ops', 'torchvision.transforms')
+    presets = types.ModuleType('torchvision.transforms._presets')  # of images, named beside the addresses of weights
+    presets.ImageClassification = object
+    presets.InterpolationMode = types.SimpleNamespace(BICUBIC='bicubic')
+    sys.modules[presets.__name__] = presets
+
+
+def _bare(*packages: str) -> None:
+    """Packages that hold their modules, but do not run their ``__init__``."""
+    for name in packages:
+        if sys.modules.get(name) is None:
+            package = types.ModuleType(name)
+            package.__path__ = [str(FOLDER.joinpath(*name.split('.')))]
+            sys.modules[name] = package
 
 
 @contextlib.contextmanager
-def _on_path(package: str) -> Iterator[None]:
-    if not (FOLDER / package).is_dir():
-        pytest.skip(f'needs {package} in .venv/peers, where make setup puts it')
+def _on_path(*packages: str) -> Iterator[None]:
+    for package in packages:
+        if not (FOLDER / package).is_dir():
+            pytest.skip(f'needs {package} in .venv/peers, where make setup puts it')
     for name in ('mmengine.optim', 'mmdet.models', 'mmseg.models'):
         with contextlib.suppress(ImportError):  # mmdet without mmcv's operators
             importlib.import_module(name)
     sys.path.append(str(FOLDER))
     try:
-        yield
+        with _without_torchvision():
+            yield
     finally:
         sys.path.remove(str(FOLDER))
+
+
+@contextlib.contextmanager
+def _without_torchvision() -> Iterator[None]:
+    """Neither torchvision nor timm can be found, and what is imported of them by hand is forgotten afterwards: other
+    packages take what they find of them for the whole."""
+    names = ('torchvision', 'timm')
+    before = {name: module for name, module in sys.modules.items() if name.split('.')[0] in names}
+    for name in before:
+        del sys.modules[name]
+    sys.modules.update(dict.fromkeys(names))
+    try:
+        yield
+    finally:
+        for name in [name for name in sys.modules if name.split('.')[0] in names]:
+            del sys.modules[name]
+        sys.modules.update(before)
