@@ -153,7 +153,8 @@ def test_channels_must_be_known(kind):
     (dict(window_size=7), ['window_size', '7']), (dict(window_size=(0, 3)), ['window_size', '(0, 3)']),
     (dict(window_size=(3., 3)), ['window_size', '(3.0, 3)']), (dict(window_size=()), ['window_size', '()']),
     (dict(key_size=(3, )), ['key_size', '(3,)']), (dict(key_size=(3, -3)), ['key_size', '(3, -3)']),
-    (dict(num_heads=0), ['num_heads', '0']), (dict(num_heads=2.), ['num_heads', '2.0'])])
+    (dict(num_heads=0), ['num_heads', '0']), (dict(num_heads=2.), ['num_heads', '2.0']),
+    (dict(head_dim=0), ['head_dim', '0']), (dict(head_dim='8'), ['head_dim', "'8'"])])
 def test_wrong_window(kind, changed, words):
     with pytest.raises(InputError) as error:
         build_rpe(dict(type=kind), **(WINDOW | changed))

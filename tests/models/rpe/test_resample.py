@@ -399,6 +399,18 @@ def test_what_is_no_window(name, window):
     assert same(snapshot(rpe), before) and rpe.window_size == (3, 3)
 
 
+@pytest.mark.parametrize('name', ['table', 'clipped', 'rotary, decomposed'])
+def test_keys_that_would_vanish(name):
+    """Two keys fewer than queries stay two fewer, as long as any are left."""
+    rpe = built(name, OWN_WINDOWS['fewer keys'])
+    before = snapshot(rpe)
+    with pytest.raises(InputError, match='key_size'):
+        rpe.resample((2, 2))
+    assert same(snapshot(rpe), before) and rpe.window_size == (4, 3) and rpe.key_size == (2, 1)
+    rpe.resample((2, 2), key_size=(2, 1))
+    assert rpe.window_size == (2, 2) and rpe.key_size == (2, 1)
+
+
 # ---- state dicts of another window ----
 
 
