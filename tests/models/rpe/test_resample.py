@@ -320,6 +320,28 @@ def test_resume_in_another_window(kind):
         assert resumed_optimizer.state[resumed_other]['step'] == 3
 
 
+@pytest.mark.parametrize('loaded_before', [False, True])
+def test_resume_in_the_same_window(loaded_before):
+    """The averages of a file are kept, whatever happened to the parameter before it was loaded."""
+    old, new = Made((3, 3), (3, 3)), Made((4, 5), (4, 5))
+    rpe, other = built('table', new), torch.nn.Parameter(pixels(3, 2))
+    optimizer = OPTIMIZERS['adam']([*rpe.parameters(), other])
+    for _ in range(2):
+        train_step(rpe, other, optimizer, new)
+    resumed, resumed_other = built('table', old), copy.deepcopy(other)
+    resumed_optimizer = OPTIMIZERS['adam']([*resumed.parameters(), resumed_other])
+    resumed.resample(new.window)
+    if loaded_before:  # a pretrained model of another window
+        resumed.load_state_dict(built('table', old).state_dict())
+    resumed.load_state_dict(rpe.state_dict())
+    resumed_optimizer.load_state_dict(optimizer.state_dict())
+    for _ in range(2):
+        train_step(rpe, other, optimizer, new)
+        train_step(resumed, resumed_other, resumed_optimizer, new)
+    assert torch.equal(resumed.relative_position_bias_table, rpe.relative_position_bias_table)
+    assert resumed_optimizer.state[resumed.relative_position_bias_table]['step'] == 4
+
+
 def test_gradients_of_the_old_window_are_dropped():
     rpe = built('table, contextual', OWN_WINDOWS['square'])
     outputs(rpe, OWN_WINDOWS['square'])[2].sum().backward()
