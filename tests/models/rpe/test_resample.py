@@ -313,7 +313,7 @@ def test_resume_in_another_window(kind):
     resumed, resumed_other = built('low rank', new), torch.nn.Parameter(other.detach().clone())
     resumed_optimizer = OPTIMIZERS[kind]([*resumed.parameters(), resumed_other])
     resumed.load_state_dict(rpe.state_dict())
-    resumed_optimizer.load_state_dict(optimizer.state_dict())
+    resumed_optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     for _ in range(2):
         train_step(resumed, resumed_other, resumed_optimizer, new)
     if kind != 'sgd':
@@ -334,7 +334,7 @@ def test_resume_in_the_same_window(loaded_before):
     if loaded_before:  # a pretrained model of another window
         resumed.load_state_dict(built('table', old).state_dict())
     resumed.load_state_dict(rpe.state_dict())
-    resumed_optimizer.load_state_dict(optimizer.state_dict())
+    resumed_optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     for _ in range(2):
         train_step(rpe, other, optimizer, new)
         train_step(resumed, resumed_other, resumed_optimizer, new)
