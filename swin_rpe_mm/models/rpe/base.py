@@ -52,6 +52,8 @@ class RelativePositionEncoding(BaseModule):
         check_mode('resize_mode', resize_mode)
         if not isinstance(num_heads, int) or num_heads < 1:
             raise InputError(f'num_heads must be a whole number from 1, got {num_heads!r}')
+        if head_dim is not None and (type(head_dim) is not int or head_dim < 1):
+            raise InputError(f'head_dim must be None or a whole number from 1, got {head_dim!r}')
         self.num_heads = num_heads
         self.window_size = _checked('window_size', window_size)
         self.key_size = _checked('key_size', window_size if key_size is None else key_size, len(self.window_size))
@@ -110,8 +112,6 @@ class RelativePositionEncoding(BaseModule):
         """What :meth:`resample` would do: parameters and their new values. Changes nothing."""
         check_mode('mode', mode)
         window = _checked('window', window, len(self.window_size))
-        if key_size is not None:
-            key_size = _checked('key_size', key_size, len(window))
         changes = []
         for part in self._parts():
             new = WindowGeometry.centred(window, part._new_key_size(window, key_size))
@@ -128,9 +128,9 @@ class RelativePositionEncoding(BaseModule):
         return [module for module in self.modules() if isinstance(module, RelativePositionEncoding)]
 
     def _new_key_size(self, window: Window, key_size: Optional[Window]) -> Window:
-        if key_size is not None:
-            return tuple(key_size)
-        return tuple(new + wk - wq for new, wq, wk in zip(window, self.window_size, self.key_size))
+        if key_size is None:
+            key_size = tuple(new + wk - wq for new, wq, wk in zip(window, self.window_size, self.key_size))
+        return _checked('key_size', key_size, len(window))
 
 
 def _checked(name: str, window: Window, axes: Optional[int] = None) -> Window:

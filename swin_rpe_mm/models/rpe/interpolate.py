@@ -1,7 +1,7 @@
 """A table over offsets, read for a window of another size.
 
 There are two meanings. ``bicubic`` and ``linear`` are relative to the window: the table is stretched over the new one,
-and the entry of the farthest offset stays that of the farthest. ``crop`` and ``geometric`` are relative to the token:
+and the farthest offset goes on reading about the farthest entry. ``crop`` and ``geometric`` are relative to the token:
 near offsets keep their entries.
 """
 import math

@@ -5,6 +5,7 @@ import peers
 import pytest
 import torch
 import torch.nn.functional as F
+from mmengine.runner import load_checkpoint
 from oracles.cases import (
     SMALL,
     case_count,
@@ -302,6 +303,42 @@ def test_pretrained_window_comes_with_mmpretrain_state_dict(noted):
     images = pixels(1, 3, 96, 96)
     for a, e in zip(model(images), theirs(images)):
         assert forward_error(a, e) <= 1e-4
+
+
+@pytest.mark.parametrize('way', ['init_cfg', 'load_checkpoint'])
+@pytest.mark.parametrize('kind', ['classifier of mmpretrain', 'official'])
+def test_files(kind, way, tmp_path):
+    """A classifier's file as it is published, for a window of another size."""
+    source = randomise_v2(SwinRPE(**V2, window_size=4), 3)
+    path, name = str(tmp_path / 'saved.pth'), 'stages.2.downsample.reduction.weight'
+    if kind == 'official':
+        torch.save(dict(model=to_official(source.state_dict(), [4] * 4)), path)
+    else:
+        _, theirs = mmpretrain_pair(window=[4] * 4)
+        theirs.load_state_dict({key.replace(f'stages.{i}.downsample', f'stages.{i + 1}.downsample'): value
+                                for i in range(4) for key, value in source.state_dict().items()
+                                if f'stages.{i}.downsample' in key} | {
+            key: value for key, value in source.state_dict().items() if 'downsample' not in key}, strict=False)
+        state = {f'backbone.{key}': value for key, value in theirs.state_dict().items()}
+        torch.save(dict(state_dict=state | {'head.fc.weight': torch.zeros(3, 64)}, meta={}), path)
+    model = SwinRPE(**V2, window_size=7, init_cfg=dict(type='Pretrained', checkpoint=path))
+    if way == 'init_cfg':
+        model.init_weights()
+    else:
+        load_checkpoint(model, path, map_location='cpu', revise_keys=[(r'^backbone\.', '')])
+    assert torch.equal(model.state_dict()[name], source.state_dict()[name])
+    source.set_window_size(7)  # the network's function of the offset stays
+    for i in range(4):
+        getattr(model, f'norm{i}').load_state_dict(getattr(source, f'norm{i}').state_dict())
+    with torch.no_grad():
+        for a, b in zip(model(pixels(1, 3, 75, 101)), source(pixels(1, 3, 75, 101))):
+            assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize('arch, other', [('nano', 'v2-nano'), ('v2-nano', 'nano')])
+def test_weights_of_the_other_version_are_refused(arch, other):
+    with pytest.raises(RuntimeError, match='logit_scale'):
+        SwinRPE(**(SMALL | dict(arch=arch))).load_state_dict(SwinRPE(**(SMALL | dict(arch=other))).state_dict())
 
 
 @pytest.mark.parametrize('new_window', [4, 7, (3, 6)])

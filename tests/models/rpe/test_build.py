@@ -148,6 +148,27 @@ def test_channels_must_be_known(kind):
     one_sentence(error, ['head_dim', kind])
 
 
+@pytest.mark.parametrize('kind', ['TableRPE', 'RotaryRPE', 'LogCPB'])
+@pytest.mark.parametrize('changed, words', [
+    (dict(window_size=7), ['window_size', '7']), (dict(window_size=(0, 3)), ['window_size', '(0, 3)']),
+    (dict(window_size=(3., 3)), ['window_size', '(3.0, 3)']), (dict(window_size=()), ['window_size', '()']),
+    (dict(key_size=(3, )), ['key_size', '(3,)']), (dict(key_size=(3, -3)), ['key_size', '(3, -3)']),
+    (dict(num_heads=0), ['num_heads', '0']), (dict(num_heads=2.), ['num_heads', '2.0']),
+    (dict(head_dim=0), ['head_dim', '0']), (dict(head_dim='8'), ['head_dim', "'8'"])])
+def test_wrong_window(kind, changed, words):
+    with pytest.raises(InputError) as error:
+        build_rpe(dict(type=kind), **(WINDOW | changed))
+    one_sentence(error, words)
+
+
+@pytest.mark.parametrize('kind', ['SwinRPE', 'ReLU', 'SwinRPE.window'])
+def test_a_module_that_is_no_encoding(kind):
+    for function in (check_rpe, lambda rpe: build_rpe(rpe, **WINDOW)):
+        with pytest.raises(InputError) as error:
+            function(dict(type=kind))
+        one_sentence(error, [kind])
+
+
 # ---- what is accepted ----
 
 
@@ -323,6 +344,13 @@ def test_a_plain_module_of_ones_own(own):
     q, k = tokens(GEOMETRY)
     _, k_out, bias = call_rpe(rpe, q, k, GEOMETRY, None)
     assert torch.equal(k_out, 2 * k) and bias.shape == (2, HEADS, 9, 1)
+
+
+def test_a_mistyped_option_of_a_plain_module(own):
+    for function in (check_rpe, lambda rpe: build_rpe(rpe, **WINDOW)):
+        with pytest.raises(InputError) as error:
+            function(dict(type='PlainOwnRPE', factr=3.))
+        one_sentence(error, ['PlainOwnRPE', 'factr'])
 
 
 def test_ones_own_among_others(own):

@@ -72,6 +72,11 @@ def test_centred_windows_share_their_centre(window, key_size, origin):
     assert torch.equal(found.amin(1), -found.amax(1))
 
 
+@pytest.mark.parametrize('window, key_size, origin', [((4, ), (7, ), (-1, )), ((3, 2), (4, 5), (0, -1))])
+def test_an_odd_key_more_lies_behind(window, key_size, origin):
+    assert WindowGeometry.centred(window, key_size).origin == origin
+
+
 @pytest.mark.parametrize('window, reach', [((7, 7), 1), ((4, 6), 2), ((8, ), 3), ((1, 1), 1), ((3, 3), 0)])
 def test_pooled_keys_are_the_centres_of_the_windows_around(window, reach):
     queries, keys = encodings.places(WindowGeometry.pooled(window, reach))

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from oracles.cases import dice, pixels, random_window
 
 from swin_rpe_mm import InputError
-from swin_rpe_mm.models.rpe import TableRPE, WindowGeometry, offsets
+from swin_rpe_mm.models.rpe import TableRPE, WindowGeometry, build_rpe, offsets
 from swin_rpe_mm.registry import MODELS
 
 
@@ -136,6 +136,19 @@ def test_unknown_mode_and_wrong_window_are_input_errors():
         rpe.resample((5, 5), 'nearest')
     with pytest.raises(InputError):
         bias_of(rpe, WindowGeometry((9, 9), (9, 9), (0, 0)))
+
+
+@pytest.mark.parametrize('kind', ['TableRPE', 'LowRankRPE', 'DecomposedRPE'])
+@pytest.mark.parametrize('origin, size', [
+    ((-2, 0), (3, 3)), ((1, 0), (3, 3)), ((0, -2), (3, 3)), ((0, 1), (3, 3)), ((-1, 0), (4, 3)), ((0, ), (3, ))])
+def test_offsets_that_have_no_row(kind, origin, size):
+    """Made for 3 by 3 queries and 5 by 5 keys; one offset too far at either end of either axis."""
+    rpe = build_rpe(dict(type=kind), num_heads=2, window_size=(3, 3), key_size=(5, 5), head_dim=4)
+    geometry = WindowGeometry(size, (4, ) * len(size), origin)
+    q, k = (pixels(1, 2, torch.Size(slots).numel(), 4) for slots in geometry[:2])
+    with pytest.raises(InputError, match='resample') as error:
+        rpe(q, k, geometry)
+    assert '\n' not in str(error.value)
 
 
 def test_registered():
