@@ -3,7 +3,7 @@ import pytest
 import torch
 from oracles.cases import SMALL, pixels, randomise
 from oracles.compare import assert_forward
-from oracles.official import offset_index, official_state
+from oracles.official import official_state, offset_index
 from tiny import load_tool
 
 from swin_rpe_mm import InputError, SwinRPE
