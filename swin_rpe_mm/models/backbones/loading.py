@@ -51,12 +51,13 @@ def _convert(backbone: nn.Module, state_dict: dict, prefix: str, metadata: dict,
     given = unwrap(own)
     weights, family = to_mm_layout(given)
     model = backbone.state_dict()
-    resampled = [key for key, value in weights.items() if _TABLE in key and len(value) != len(model.get(key, value))]
+    compared = [key for key in weights if not key.endswith(DERIVED_BUFFERS)]
     report = LoadReport.compare(
-        model, [key for key in weights if not key.endswith(DERIVED_BUFFERS)],
+        model,
+        compared,
         family=family,
-        converted=sum(given.get(key) is not value for key, value in weights.items()),
-        resampled=len(resampled) + _fit(backbone, weights, model, metadata))
+        converted=sum(given.get(key) is not weights[key] for key in compared),
+        resampled=_count_tables(backbone, weights, model, metadata) + _fit(backbone, weights, model, metadata))
     report.check('the checkpoint', 'SwinRPE')
     _check_kind(weights, model)
     _check_shapes(weights, model)
@@ -64,6 +65,19 @@ def _convert(backbone: nn.Module, state_dict: dict, prefix: str, metadata: dict,
     if report.details():
         print_log(f'SwinRPE: {report.details()}', 'current', logging.DEBUG)
     state_dict.update({prefix + key: value for key, value in weights.items()})
+
+
+def _count_tables(backbone: nn.Module, weights: Dict[str, Tensor], model: Dict[str, Tensor], metadata: dict) -> int:
+    """How many tables the encodings will read for another window: other rows, or as many of another window."""
+    noted = metadata.get('window_sizes', ())
+    count = 0
+    for key, value in weights.items():
+        if _TABLE not in key or key not in model:
+            continue
+        stage = int(key.split('.')[1])
+        joint = key.endswith(f'.w_msa.{_TABLE}') and stage < len(noted)
+        count += len(value) != len(model[key]) or (joint and noted[stage] != backbone.stages[stage].window_size)
+    return count
 
 
 def _fit(backbone: nn.Module, weights: Dict[str, Tensor], model: Dict[str, Tensor], metadata: dict) -> int:
