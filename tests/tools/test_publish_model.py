@@ -125,9 +125,3 @@ def test_no_weights(publish, content, words, tmp_path):
         publish([str(tmp_path / 'a.pth'), str(tmp_path / 'b')])
     assert 'a.pth' in str(error.value) and '\n' not in str(error.value)
     assert [path.name for path in tmp_path.iterdir()] == ['a.pth']
-
-
-def test_program(command, training, tmp_path):
-    ended = command('model_converters/publish_model.py', training, str(tmp_path / 'swin.pth'))
-    assert ended.returncode == 0, ended.stderr
-    assert str(next(tmp_path.glob('swin-*.pth'))) in ended.stdout
