@@ -111,7 +111,8 @@ def test_prefix(convert, tmp_path):
     both |= {f'a.very.long.student.{key}': value for key, value in state.items()}
     source = saved(both, tmp_path / 'a.pth')
     convert([source, str(tmp_path / 'b.pth'), '--prefix', 'a.very.long.student'])
-    assert all(torch.equal(read(tmp_path / 'b.pth')[key], value) for key, value in state.items())
+    written = read(tmp_path / 'b.pth')
+    assert all(torch.equal(written[key], value) for key, value in state.items())
     with pytest.raises(InputError, match='--prefix'):
         convert([source, str(tmp_path / 'c.pth'), '--prefix', 'nowhere'])
 

@@ -135,6 +135,24 @@ def test_backbone_alone_into_a_whole_model(tmp_path):
         assert torch.equal(whole.backbone.state_dict()[key], value), key
 
 
+WRAPPERS = {
+    'module.': lambda state: dict(state_dict={f'module.{key}': value for key, value in state.items()}),
+    'model.': lambda state: dict(state_dict={f'model.{key}': value for key, value in state.items()}),
+    'entry model': lambda state: dict(model=state, epoch=3),
+    'nothing': lambda state: state,
+}
+
+
+@pytest.mark.parametrize('wrapper', WRAPPERS)
+def test_whole_model_in_wrappers(wrapper, tmp_path):
+    """Necks and heads come along, whatever is around them."""
+    source, target = (randomise(segmentor(**OURS), seed) for seed in (0, 1))
+    torch.save(WRAPPERS[wrapper](source.state_dict()), tmp_path / 'whole.pth')
+    by_load_from(target, str(tmp_path / 'whole.pth'), tmp_path)
+    for key, value in source.state_dict().items():
+        assert torch.equal(target.state_dict()[key], value), key
+
+
 # ---- which files the tools read ----
 
 class Code:
@@ -185,3 +203,10 @@ def test_safetensors_go_through_the_checks(start, tmp_path, monkeypatch):
     header = json.dumps(dict(a=dict(dtype='F32', shape=[1], data_offsets=[0, 4]))).encode()
     (tmp_path / 'a.safetensors').write_bytes(len(header).to_bytes(8, 'little') + header + bytes(4))
     assert 'install the package safetensors' in start('load_from', tmp_path / 'a.safetensors')
+
+
+def test_weights_are_not_a_training(start, make_config, tmp_path):
+    """What is published, or another project's, has no state to resume from."""
+    state = MODELS.build(Config.fromfile(make_config('segmentation')).model).state_dict()
+    torch.save(dict(state_dict=state, meta=dict(epoch=2, iter=8)), tmp_path / 'a.pth')
+    assert 'load_from' in start('resume', tmp_path / 'a.pth')
