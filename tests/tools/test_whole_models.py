@@ -207,6 +207,7 @@ def test_safetensors_go_through_the_checks(start, tmp_path, monkeypatch):
 
 def test_weights_are_not_a_training(start, make_config, tmp_path):
     """What is published, or another project's, has no state to resume from."""
+    importlib.import_module('mmseg.utils').register_all_modules(init_default_scope=True)
     state = MODELS.build(Config.fromfile(make_config('segmentation')).model).state_dict()
     torch.save(dict(state_dict=state, meta=dict(epoch=2, iter=8)), tmp_path / 'a.pth')
     assert 'load_from' in start('resume', tmp_path / 'a.pth')
