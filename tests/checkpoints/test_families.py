@@ -8,7 +8,7 @@ from oracles.cases import gradients, loss_of, parameters, pixels
 from oracles.compare import TOLERANCE, forward_error, gradient_error, record
 from oracles.families import ALL, FAMILIES, Peer
 
-from swin_rpe_mm import SwinRPE
+from swin_rpe_mm import InputError, SwinRPE
 from swin_rpe_mm.checkpoints import to_mm_layout, unwrap
 from swin_rpe_mm.models.rpe.interpolate import resize_table
 
@@ -154,6 +154,15 @@ def test_windows_of_a_file_that_differ_by_stage():
     model = loaded(peer, window_size=7)
     for block, (actual, table) in enumerate(zip(own_tables(model), tables_of(peer.state))):
         assert torch.equal(actual, resize_table(table, (2 * old[block // 2][0] - 1, ) * 2, (13, 13), 'bicubic'))
+
+
+def test_rectangular_windows():
+    """Told by the index beside the tables, or not at all."""
+    for actual, table in zip(own_tables(loaded(build('torchvision', 2), window_size=4)),
+                             tables_of(build('torchvision', 2).state)):
+        assert torch.equal(actual, resize_table(table, (5, 9), (7, 7), 'bicubic'))
+    with pytest.raises(InputError, match='no square window'):  # timm has no index in its files
+        loaded(build('timm', 3), window_size=4)
 
 
 FROM_BUFFERS = ['official, V2', 'mmpretrain, V2', 'torchvision, V2', 'SimMIM, V2']
