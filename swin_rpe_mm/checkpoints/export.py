@@ -164,16 +164,15 @@ def _with_indices(weights: Dict[str, Tensor], windows: Dict[str, Tuple[int, int]
     for key, value in weights.items():
         result[key] = value
         if key in windows:
-            result[key[:-len(_TABLE)] + _INDEX] = _index(windows[key])
+            result[key[:-len(_TABLE)] + _INDEX] = _index(windows[key][0])
     return result
 
 
-def _index(window: Tuple[int, int]) -> Tensor:
-    """Row of the table for each pair of slots, ``(wh * ww, wh * ww)``."""
-    height, width = window
-    place = torch.cartesian_prod(torch.arange(height), torch.arange(width))
-    offset = place[:, None] - place[None]
-    return (offset[..., 0] + height - 1) * (2 * width - 1) + offset[..., 1] + width - 1
+def _index(side: int) -> Tensor:
+    """Row of the table for each pair of slots of a square window, ``(side**2, side**2)``."""
+    place = torch.cartesian_prod(torch.arange(side), torch.arange(side))
+    down, across = (place[:, None] - place[None] + side - 1).unbind(-1)
+    return down * (2 * side - 1) + across
 
 
 def _pretrained_windows(noted: Mapping, target: str) -> List[str]:

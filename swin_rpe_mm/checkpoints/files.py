@@ -69,6 +69,8 @@ def _read(source: str, path: Path, map_location, trust: bool):
     except InputError:
         raise
     except Exception as error:  # a reader of garbage fails in any way
+        if 'CUDA' in str(error):
+            raise
         raise InputError(_broken(source)) from error
 
 

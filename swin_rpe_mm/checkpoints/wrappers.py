@@ -26,18 +26,26 @@ def unwrap(checkpoint: Mapping, prefix: Optional[str] = None) -> Dict[str, Tenso
     Returns:
         dict[str, Tensor]: Weights by name.
     """
-    for entry in _ENTRIES:
-        if isinstance(checkpoint.get(entry), Mapping):
-            return unwrap(checkpoint[entry], prefix)
+    state_dict = innermost(checkpoint)
     if prefix is None:
-        prefix = find_prefix(checkpoint)
+        prefix = find_prefix(state_dict)
     elif not prefix.endswith('.'):
         prefix += '.'
-    tensors = {key: value for key, value in checkpoint.items() if isinstance(value, Tensor)}
+    tensors = {key: value for key, value in state_dict.items() if isinstance(value, Tensor)}
     weights = OrderedDict(_under(tensors, prefix))
-    # what modules noted beside their weights, under their own names; torch's load_state_dict looks for it here
-    weights._metadata = _under(getattr(checkpoint, '_metadata', {}), prefix)
+    # what modules noted beside their weights, under their names; torch's load_state_dict looks for it here
+    notes = {f'{key}.': value for key, value in getattr(state_dict, '_metadata', {}).items() if key}
+    notes[''] = getattr(state_dict, '_metadata', {}).get('', {})
+    weights._metadata = {key.rstrip('.'): value for key, value in _under(notes, prefix).items()}
     return weights
+
+
+def innermost(checkpoint: Mapping) -> Mapping:
+    """The state dict in the entries of a file."""
+    for entry in _ENTRIES:
+        if isinstance(checkpoint.get(entry), Mapping):
+            return innermost(checkpoint[entry])
+    return checkpoint
 
 
 def find_prefix(keys: Iterable[str]) -> Optional[str]:

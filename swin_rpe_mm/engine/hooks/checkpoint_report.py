@@ -7,7 +7,8 @@ from mmengine.hooks import Hook
 from mmengine.model import BaseTTAModel, is_model_wrapper
 from torch import nn
 
-from ...checkpoints import LoadReport, find_prefix, unwrap
+from ...checkpoints import LoadReport, find_prefix, innermost, unwrap
+from ...errors import InputError
 from ...models import SwinRPE
 from ...registry import HOOKS
 
@@ -28,7 +29,8 @@ class CheckpointReportHook(Hook):
         model.register_load_state_dict_post_hook(self._after_load)
 
     def after_load_checkpoint(self, runner, checkpoint: dict) -> None:
-        _name_backbone(self._model, checkpoint)
+        self._weights_only = not {'meta', 'message_hub'} <= set(checkpoint)
+        _name_weights(self._model, checkpoint)
         self._versions = _versions(self._model)
 
     def _after_load(self, model: nn.Module, incompatible) -> None:
@@ -39,20 +41,29 @@ class CheckpointReportHook(Hook):
         report = LoadReport(matched, sorted(set(before) - set(matched)), sorted(incompatible.unexpected_keys))
         source = f'checkpoint {self._runner.cfg.get("load_from") or ""}'.strip()
         report.check(source, f'the model ({type(model).__name__})')
+        if self._runner.cfg.get('resume') and self._weights_only:
+            raise InputError(f'{source} holds weights, not the state of a training: start from it with --cfg-options '
+                             'load_from=FILE, and without --resume')
         self._runner.logger.info(f'{source}: {report}')
+        if report.details():
+            self._runner.logger.debug(f'{source}: {report.details()}')
 
 
-def _name_backbone(model: nn.Module, checkpoint: dict) -> None:
-    """Have a file of a Swin alone, of whatever project, loaded into the backbone of ``model``."""
+def _name_weights(model: nn.Module, checkpoint: dict) -> None:
+    """Give the weights of a file the names they have in ``model``: those of a whole model in wrappers, or of a Swin
+    alone, of whatever project, which go into the backbone."""
     name = next((name for name, module in model.named_modules() if isinstance(module, SwinRPE)), '')
-    state_dict = checkpoint.get('state_dict', checkpoint)
-    if not name or any(key.removeprefix('module.').startswith(f'{name}.') for key in state_dict):
+    state_dict = innermost(checkpoint)
+    prefix = find_prefix(state_dict)
+    if not name or prefix is None:
         return
-    weights = unwrap(checkpoint)
-    if find_prefix(weights) is not None:
-        named = OrderedDict((f'{name}.{key}', value) for key, value in weights.items())
-        named._metadata = {f'{name}.{key}'.rstrip('.'): value for key, value in weights._metadata.items()}
-        checkpoint['state_dict'] = named
+    if prefix.endswith(f'{name}.'):
+        weights, place = unwrap(checkpoint, prefix[:-len(name) - 1]) if prefix != f'{name}.' else state_dict, ''
+    else:
+        weights, place = unwrap(checkpoint), f'{name}.'
+    named = OrderedDict((place + key, value) for key, value in weights.items())
+    named._metadata = {(place + key).rstrip('.'): value for key, value in getattr(weights, '_metadata', {}).items()}
+    checkpoint['state_dict'] = named
 
 
 def _versions(model: nn.Module) -> dict[str, int]:
