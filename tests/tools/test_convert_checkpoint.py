@@ -73,7 +73,7 @@ def test_our_metadata_stays(convert, tmp_path):
                     rpe=dict(type='LogCPB', pretrained_window_size=(3, 5)))
     source = saved(dict(state_dict=model.state_dict(), meta={}), tmp_path / 'a.pth')
     convert([source, str(tmp_path / 'b.pth')])
-    assert read(tmp_path / 'b.pth')._metadata == model.state_dict()._metadata
+    assert dict(read(tmp_path / 'b.pth')._metadata) == dict(model.state_dict()._metadata)
 
 
 def test_converting_twice_changes_nothing(convert, tmp_path):
