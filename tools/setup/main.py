@@ -150,7 +150,7 @@ class Setup:
         if installed.is_file() and installed.read_bytes() == wanted.read_bytes():
             self._say('peers that tests compare with: there already')
             return
-        self._say('peers that tests compare with, about 5 s')
+        self._say('peers that tests compare with, about 10 s')
         for old in (folder, new):
             shutil.rmtree(old, ignore_errors=True)
         try:

@@ -1,4 +1,5 @@
 """timm from 0.9 on, its classifiers and its ``features_only`` models. Earlier ones have the official layout."""
+import re
 from typing import Dict
 
 from torch import Tensor
@@ -12,7 +13,8 @@ _FLAT = (r'^layers_(\d+)\.', r'layers.\1.')  # the names that features_only give
 
 
 def recognises(state_dict: Dict[str, Tensor]) -> bool:
-    state_dict = renamed(state_dict, [_FLAT])
+    if any(re.match(r'layers_\d+\.blocks\.', key) for key in state_dict):
+        return True
     if not any(key.startswith('layers.') and '.blocks.' in key for key in state_dict):
         return False
     merging = stages(state_dict, r'layers\.(\d+)\.downsample\.')
