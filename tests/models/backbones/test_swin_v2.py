@@ -350,7 +350,7 @@ def test_official_checkpoint(new_window, pretrained):
     model = SwinRPE(**V2, window_size=new_window)
     missing, unexpected = model.load_state_dict({'model': official}, strict=False)
     assert not unexpected
-    assert {name.split('.')[0] for name in missing} == {'norm0', 'norm1', 'norm2'}  # a classifier has the last one alone
+    assert {name.split('.')[0] for name in missing} == {'norm0', 'norm1', 'norm2'}  # not the last
     params = parameters(source.double())
     params |= {name: official[name.replace('norm3', 'norm')].double() for name in ('norm3.weight', 'norm3.bias')}
     params |= {name: value for name, value in parameters(model.double()).items() if name in missing}
