@@ -22,11 +22,15 @@ def read_safely(trust: bool = False) -> None:
     back to full unpickling, which runs code.
     """
 
-    def read(filename: str, map_location=None, **_) -> dict:
+    # mmengine's log takes what follows "load_from_" in the name
+    def load_from_file(filename: str, map_location=None, **_) -> dict:
         return read_checkpoint(filename, map_location, trust)
 
-    CheckpointLoader.register_scheme(prefixes='', loader=read, force=True)
-    CheckpointLoader.register_scheme(prefixes=('http://', 'https://'), loader=read, force=True)
+    def load_from_http(filename: str, map_location=None, **_) -> dict:
+        return read_checkpoint(filename, map_location, trust)
+
+    CheckpointLoader.register_scheme(prefixes='', loader=load_from_file, force=True)
+    CheckpointLoader.register_scheme(prefixes=('http://', 'https://'), loader=load_from_http, force=True)
 
 
 class WholeFileBackend(LocalBackend):
