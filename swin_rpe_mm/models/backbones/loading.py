@@ -16,6 +16,7 @@ from ...checkpoints import (
 )
 from ...errors import InputError
 from ..layers import DERIVED_BUFFERS
+from ..rpe.reshaping import note_loaded, note_reshaped
 
 _TABLE = 'relative_position_bias_table'
 _FIRST_CONV = 'patch_embed.projection.weight'
@@ -91,6 +92,8 @@ def _fit(backbone: nn.Module, weights: Dict[str, Tensor], model: Dict[str, Tenso
             old = noted or size_of_embedding(name, weights[name].shape[1], new, argument)
             resampled += old != new
             weights[name] = fit_embedding(weights[name], old, new)
+            # an optimizer's averages in the file are of the same size as its embedding
+            (note_loaded if old == new else note_reshaped)(backbone.get_parameter(name))
     if _FIRST_CONV in weights and weights[_FIRST_CONV].ndim == 4:
         old, new = weights[_FIRST_CONV].shape[1], model[_FIRST_CONV].shape[1]
         weights[_FIRST_CONV] = fit_input_channels(weights[_FIRST_CONV], new, backbone.input_weights)

@@ -264,9 +264,9 @@ class SwinRPE(BaseModule):
         changes = list(zip(self.stages, windows, halos))
         for stage, window, halo in changes:
             stage.check_window(window, halo, mode)
-        if self.window_pos_embed is not None:
-            reshape_parameter(self.window_pos_embed,
-                              fit_embedding(self.window_pos_embed.detach(), self.stages[0].window_size, windows[0]))
+        old = self.stages[0].window_size
+        if self.window_pos_embed is not None and old != windows[0]:
+            reshape_parameter(self.window_pos_embed, fit_embedding(self.window_pos_embed.detach(), old, windows[0]))
         for stage, window, halo in changes:
             stage.set_window(window, halo, mode)
 

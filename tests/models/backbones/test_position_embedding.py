@@ -118,3 +118,42 @@ def test_wrong_value(value):
     with pytest.raises(InputError, match='use_abs_pos_embed') as error:
         SwinRPE(**SMALL, use_abs_pos_embed=value)
     assert '\n' not in str(error.value)
+
+
+def stepped(model: SwinRPE) -> torch.optim.Optimizer:
+    """An optimizer of the model that has made a step, with gradients of another one at hand."""
+    optimizer = torch.optim.AdamW(model.parameters())
+    for step in range(2):
+        loss_of(model(pixels(1, 3, 40, 50)), seed=step).backward()
+        if step == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+    return optimizer
+
+
+def test_the_same_window_again_changes_nothing():
+    model = built()
+    optimizer = stepped(model)
+    gradient, average = model.window_pos_embed.grad, optimizer.state[model.window_pos_embed]['exp_avg']
+    model.set_window_size(WINDOW)
+    assert model.window_pos_embed.grad is gradient
+    optimizer.step()
+    assert optimizer.state[model.window_pos_embed]['exp_avg'] is average
+
+
+@pytest.mark.parametrize('change', [dict(window_size=(5, 2)), dict(window_size=(4, 3)), dict(pretrain_img_size=48)])
+def test_resuming_for_another_size_starts_new_averages(change):
+    """The file's averages are of the size that its embeddings had, or of another window of as many tokens."""
+    # what a file does not tell of the size of pre-training has to be a square
+    source = built(**({} if 'window_size' in change else dict(pretrain_img_size=32)))
+    averages = stepped(source).state_dict()
+    model = built(**change)
+    model.load_state_dict(source.state_dict())
+    optimizer = torch.optim.AdamW(model.parameters())
+    optimizer.load_state_dict(averages)
+    loss_of(model(pixels(1, 3, 40, 50))).backward()
+    optimizer.step()
+    name = 'window_pos_embed' if 'window_size' in change else 'absolute_pos_embed'
+    changed, kept = getattr(model, name), model.patch_embed.projection.weight
+    assert optimizer.state[changed]['exp_avg'].shape == changed.shape
+    assert optimizer.state[changed]['step'] == 1 and optimizer.state[kept]['step'] == 2
