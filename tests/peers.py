@@ -1,112 +1,28 @@
-"""Other implementations of Swin and SwinV2, which the set-up puts beside the environment, in ``.venv/peers``.
-
-They are on the path only while they are imported, and the MM packages are imported before: those look for transformers
-when they are imported, and take a second more where they find it.
-"""
-import contextlib
-import functools
-import importlib
-import sys
+"""Other implementations of Swin and SwinV2; a test is skipped where the one it asks for is not installed."""
 import types
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-FOLDER = Path(sys.prefix, 'peers')
+from swin_rpe_mm.engine import peers
+from swin_rpe_mm.engine.peers import FOLDER, PeerMissing
+
+__all__ = ['FOLDER', 'mmpretrain', 'timm_swin', 'torchvision_swin', 'transformers', 'transformers_swin',
+           'transformers_swin_v2']
 
 
-def mmpretrain(module: str) -> types.ModuleType:
-    """A module of mmpretrain, ``models.backbones.swin_transformer_v2``; skips the test where it is not installed."""
-    with _on_path('mmpretrain'):
-        # its own packages would import all of its models, some of which need torchvision or another transformers
-        packages = f'mmpretrain.{module}'.split('.')[:-1]
-        _bare(*('.'.join(packages[:depth + 1]) for depth in range(len(packages))))
-        importlib.import_module('mmpretrain.utils.dependency').WITH_MULTIMODAL = False
-        return importlib.import_module(f'mmpretrain.{module}')
+def _or_skip(load):
+    def loaded(*args: str) -> types.ModuleType:
+        try:
+            return load(*args)
+        except PeerMissing as error:
+            pytest.skip(str(error))
+
+    return loaded
 
 
-def transformers(module: str) -> types.ModuleType:
-    """A module of transformers, ``models.swin.modeling_swin``; skips the test where it is not installed."""
-    with _on_path('transformers'):
-        return importlib.import_module(f'transformers.{module}')
-
-
-def transformers_swin() -> types.ModuleType:
-    """The module with ``SwinConfig``, ``SwinModel`` and ``SwinBackbone``."""
-    return transformers('models.swin.modeling_swin')
-
-
-def transformers_swin_v2() -> types.ModuleType:
-    """The module with ``Swinv2Config``, ``Swinv2Model`` and ``Swinv2Backbone``."""
-    return transformers('models.swinv2.modeling_swinv2')
-
-
-@functools.lru_cache(maxsize=None)
-def torchvision_swin() -> types.ModuleType:
-    """The module with torchvision's ``SwinTransformer`` and its blocks; skips where it is not installed."""
-    with _on_path('torchvision'):
-        _bare_torchvision()
-        return importlib.import_module('torchvision.models.swin_transformer')
-
-
-@functools.lru_cache(maxsize=None)
-def timm_swin(name: str = 'swin_transformer') -> types.ModuleType:
-    """timm's ``swin_transformer`` or ``swin_transformer_v2``; skips where it is not installed."""
-    with _on_path('torchvision', 'timm'):
-        _bare_torchvision()
-        _bare('timm', 'timm.models', 'timm.data')  # it would import its thousand models, and its data sets
-        sys.modules['timm'].__version__ = importlib.import_module('timm.version').__version__
-        vars(sys.modules['timm.data']).update(vars(importlib.import_module('timm.data.constants')))
-        return importlib.import_module(f'timm.models.{name}')
-
-
-def _bare_torchvision() -> None:
-    """torchvision without its compiled operators, which belong to one build of torch each; its Swin uses none."""
-    _bare('torchvision', 'torchvision.models', 'torchvision.ops', 'torchvision.transforms')
-    presets = types.ModuleType('torchvision.transforms._presets')  # of images, named beside the addresses of weights
-    presets.ImageClassification = object
-    presets.InterpolationMode = types.SimpleNamespace(BICUBIC='bicubic')
-    sys.modules[presets.__name__] = presets
-
-
-def _bare(*packages: str) -> None:
-    """Packages that hold their modules, but do not run their ``__init__``."""
-    for name in packages:
-        if sys.modules.get(name) is None:
-            package = types.ModuleType(name)
-            package.__path__ = [str(FOLDER.joinpath(*name.split('.')))]
-            sys.modules[name] = package
-
-
-@contextlib.contextmanager
-def _on_path(*packages: str) -> Iterator[None]:
-    for package in packages:
-        if not (FOLDER / package).is_dir():
-            pytest.skip(f'needs {package} in .venv/peers, where make setup puts it')
-    for name in ('mmengine.optim', 'mmdet.models', 'mmseg.models'):
-        with contextlib.suppress(ImportError):  # mmdet without mmcv's operators
-            importlib.import_module(name)
-    sys.path.append(str(FOLDER))
-    try:
-        with _without_torchvision():
-            yield
-    finally:
-        sys.path.remove(str(FOLDER))
-
-
-@contextlib.contextmanager
-def _without_torchvision() -> Iterator[None]:
-    """Neither torchvision nor timm can be found, and what is imported of them by hand is forgotten afterwards: other
-    packages take what they find of them for the whole."""
-    names = ('torchvision', 'timm')
-    before = {name: module for name, module in sys.modules.items() if name.split('.')[0] in names}
-    for name in before:
-        del sys.modules[name]
-    sys.modules.update(dict.fromkeys(names))
-    try:
-        yield
-    finally:
-        for name in [name for name in sys.modules if name.split('.')[0] in names]:
-            del sys.modules[name]
-        sys.modules.update(before)
+mmpretrain = _or_skip(peers.mmpretrain)
+transformers = _or_skip(peers.transformers)
+transformers_swin = _or_skip(peers.transformers_swin)
+transformers_swin_v2 = _or_skip(peers.transformers_swin_v2)
+torchvision_swin = _or_skip(peers.torchvision_swin)
+timm_swin = _or_skip(peers.timm_swin)
