@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -22,7 +23,7 @@ class Count(NamedTuple):
         multiply_adds (Counter): By a module's name in the model, those of what it contains included; ``''`` is the
             whole model.
         uncounted (list[str]): Types of the layers that ran with weights of their own and gave no operation that can be
-            counted, such as deformable convolutions.
+            counted.
     """
     multiply_adds: Counter
     uncounted: list[str]
@@ -48,7 +49,7 @@ def count_multiply_adds(model: nn.Module, images: Tensor, run: Callable[[Tensor]
         Count: Multiply-adds by part.
     """
     images.requires_grad_()
-    counter = FlopCounterMode(display=False)
+    counter = FlopCounterMode(display=False, custom_mapping=_IN_PLACE)
     own, ran, running, counted = Counter(), set(), [''], 0
 
     def settle() -> None:
@@ -90,7 +91,7 @@ def count_multiply_adds(model: nn.Module, images: Tensor, run: Callable[[Tensor]
             if not name:
                 break
             name = name.rpartition('.')[0]
-    silent = {type(modules[name]).__name__ for name in ran if _is_layer(modules[name]) and not multiply_adds[name]}
+    silent = {type(modules[name]).__name__ for name in ran if _is_layer(modules[name]) and not own[name]}
     return Count(multiply_adds, sorted(silent))
 
 
@@ -100,7 +101,15 @@ def _nothing(_: Any) -> None:
 
 def _is_layer(module: nn.Module) -> bool:
     weight = getattr(module, 'weight', None)
-    return isinstance(weight, Tensor) and weight.ndim > 2  # norms have vectors, embeddings and encodings have tables
+    return isinstance(weight, Tensor) and weight.ndim > 1 and not isinstance(module, nn.Embedding)
+
+
+def _added_product(_, a_shape: torch.Size, b_shape: torch.Size, *__, **___) -> int:
+    return 2 * math.prod(a_shape) * b_shape[-1]
+
+
+# mmcv's deformable convolutions add products in place, which FlopCounterMode does not know
+_IN_PLACE = {torch.ops.aten.addmm_: _added_product, torch.ops.aten.baddbmm_: _added_product}
 
 
 class _ZeroProducts(TorchDispatchMode):

@@ -1,9 +1,13 @@
 """Parameters and multiply-adds of a backbone or a whole model, part by part, without data or weights.
 
 One multiply-add is two floating-point operations. Papers, Swin's among them, call multiply-adds FLOPs: what they print
-is the column "multiply-adds". Counted are convolutions and matrix products, attention's two included, and nothing else.
-Swin's paper also counts one or two operations per number for norms, ReLU and the biases of convolutions, and window
-padding that SwinRPE does not project.
+is the column "multiply-adds". Counted is a prediction, in which auxiliary heads do not run: its convolutions and matrix
+products, those of attention included, and nothing else. RoI heads get as many proposals as the config asks for, and
+mask heads as many detections, as a rule 1000 and 100. A stage's row has its patch merging and position encodings too.
+
+Window padding counts where it is computed: SwinRPE attends over it but does not project it, mm's SwinTransformer does
+both. Swin's paper has 267 G for Mask R-CNN and 945 G for UPerNet, both on Swin-T. That is with mm's SwinTransformer,
+and with one or two operations per number for norms, ReLU and the biases of convolutions, which are 0.3 and 0.6 G.
 """
 from __future__ import annotations
 
@@ -34,7 +38,7 @@ from swin_rpe_mm.models.backbones.arguments import ARCHS
 BACKBONE_SIZE = (224, 224)
 SIZES = dict(detection=(800, 1280), segmentation=(512, 2048))
 SHOWN_BY_PART = ('backbone', 'roi_head')
-PROPOSAL_SIDE = 32  # pixels of the boxes that stand for proposals; what heads compute does not depend on it
+PROPOSALS = 1000
 NUMBERS = ('parameters', 'multiply-adds', 'floating-point operations')
 
 
@@ -68,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, dict[str, int]]:
     rows = {}
     for name, module in parts(model):
         parameters, products = sum(p.numel() for p in module.parameters()), multiply_adds[name]
-        if products or (parameters and '.' not in name and whole):
+        if products or (parameters and whole and not name.startswith('backbone.')):
             rows[name] = dict(zip(NUMBERS, (parameters, products, 2 * products)))
     rows['total'] = dict(zip(NUMBERS, (sum(p.numel() for p in model.parameters()), multiply_adds[''],
                                        2 * multiply_adds[''])))
@@ -139,21 +143,28 @@ Countable = tuple[nn.Module, Tensor, 'Callable[[Tensor], Any] | None']
 def backbone(cfg: Config, size: tuple[int, int], batch: int) -> Countable:
     """The backbone alone, and images for it."""
     model = MODELS.build(cfg.model.backbone)
-    return model.eval(), torch.zeros(batch, channels(cfg), *size), None
+    model.eval()  # which mm's backbones return nothing from
+    return model, torch.zeros(batch, channels(cfg), *size), None
 
 
 def whole_model(cfg: Config, size: tuple[int, int], batch: int) -> Countable:
     """The model, images out of its own data preprocessor, and how it is run on them."""
-    model = MODELS.build(cfg.model).eval()
+    model = MODELS.build(cfg.model)
+    model.eval()
+    is_segmentor = task_of(cfg) == 'segmentation'
+    if not hasattr(model, 'encode_decode' if is_segmentor else 'extract_feat'):
+        raise InputError(f'{cfg.filename} is of a {type(model).__name__}, which is neither a detector nor a segmentor')
     samples = [sample_class(cfg)(metainfo=dict(img_shape=size, ori_shape=size, pad_shape=size, batch_input_shape=size,
                                                scale_factor=(1., 1.))) for _ in range(batch)]
     images = [torch.zeros(channels(cfg), *size, dtype=torch.uint8) for _ in range(batch)]
     data = model.data_preprocessor(dict(inputs=images, data_samples=samples))
     samples = data['data_samples']
-    if task_of(cfg) == 'segmentation':
+    if is_segmentor:
         return model, data['inputs'], lambda images: model.encode_decode(images, [one.metainfo for one in samples])
-    propose(model, samples)
-    return model, data['inputs'], lambda images: model(images, samples, mode='tensor')
+    if not hasattr(model, 'roi_head'):
+        return model, data['inputs'], lambda images: model(images, samples, mode='tensor')
+    detect_as_many_as_usual(model, samples)
+    return model, data['inputs'], lambda images: model(images, samples, mode='predict')
 
 
 def channels(cfg: Config) -> int:
@@ -168,19 +179,32 @@ def sample_class(cfg: Config) -> type:
     return DataSample
 
 
-def propose(model: nn.Module, samples: Sequence[Any]) -> None:
-    """Give RoI heads as many proposals as the config asks for, usually 1000; without weights there might be fewer."""
-    number = ((model.test_cfg or {}).get('rpn') or {}).get('max_per_img') if hasattr(model, 'roi_head') else None
-    if number is None:
-        return
-    box = torch.tensor([0., 0., PROPOSAL_SIDE, PROPOSAL_SIDE]).expand(number, 4)
-    proposals = InstanceData(bboxes=box, scores=torch.ones(number), labels=torch.zeros(number, dtype=torch.long))
-    predict = model.rpn_head.predict
+def detect_as_many_as_usual(model: nn.Module, samples: Sequence[Any]) -> None:
+    """Give RoI heads the proposals and masks the detections that the config asks for, as a rule 1000 and 100 per image.
 
-    def predict_many(*args, **kwargs) -> list[InstanceData]:
-        return [proposals for _ in predict(*args, **kwargs)]
+    Without weights there would be any number.
+    """
 
-    model.rpn_head.predict = predict_many
+    def filled_up(predict: Callable, number: int) -> Callable:
+        return lambda *args, **kwargs: [found if len(found) == number else boxes(number)
+                                        for found in predict(*args, **kwargs)]
+
+    if not model.with_rpn:
+        for sample in samples:
+            sample.proposals = boxes(PROPOSALS)
+    elif not model.test_cfg.get('rpn'):
+        model.rpn_head.init_weights()  # proposals are parameters and must be boxes
+    for part, method, stage in (('rpn_head', 'predict', 'rpn'), ('roi_head', 'predict_bbox', 'rcnn')):
+        number = (model.test_cfg.get(stage) or {}).get('max_per_img')
+        if number and hasattr(model, part):
+            head = getattr(model, part)
+            setattr(head, method, filled_up(getattr(head, method), number))
+
+
+def boxes(number: int) -> InstanceData:
+    """Small boxes; what heads compute does not depend on their place."""
+    return InstanceData(bboxes=torch.tensor([0., 0., 32., 32.]).repeat(number, 1), scores=torch.ones(number),
+                        labels=torch.zeros(number, dtype=torch.long))
 
 
 def parts(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
