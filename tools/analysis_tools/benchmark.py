@@ -43,15 +43,24 @@ PRESETS = {
 }
 
 
+class OptionsAction(DictAction):
+    """``--options KEY=VALUE ...``."""
+
+    def __call__(self, parser: ArgumentParser, namespace: Namespace, values: list[str], option_string=None) -> None:
+        if not values or not all('=' in value for value in values):
+            parser.error(f'{option_string} needs KEY=VALUE, got {" ".join(values) or "nothing"}')
+        super().__call__(parser, namespace, values, option_string)
+
+
 class VariantAction(Action):
     """``--variant NAME KEY=VALUE ...``, any number of times."""
 
     def __call__(self, parser: ArgumentParser, namespace: Namespace, values: list[str], option_string=None) -> None:
         name, *options = values
-        if '=' in name or not options or not all('=' in option for option in options):
-            parser.error(f'{option_string} needs a name and then KEY=VALUE, got {" ".join(values)}')
+        if '=' in name:
+            parser.error(f'{option_string} needs a name first, then KEY=VALUE, got {" ".join(values)}')
         found = Namespace(options=None)
-        DictAction([], 'options')(parser, found, options)
+        OptionsAction([], 'options')(parser, found, options, f'{option_string} {name}')
         setattr(namespace, self.dest, {**(getattr(namespace, self.dest) or {}), name: found.options})
 
 
@@ -61,7 +70,7 @@ def parse_args(argv: Sequence[str] | None = None) -> Namespace:
     who.add_argument('config', nargs='?', help='config whose model.backbone is measured; default: --arch')
     who.add_argument('--arch', help="SwinRPE's arch: nano, tiny, small, base, large, or v2-nano and so on; default: "
                      'tiny')
-    who.add_argument('--options', nargs='+', action=DictAction, metavar='KEY=VALUE',
+    who.add_argument('--options', nargs='+', action=OptionsAction, metavar='KEY=VALUE',
                      help='arguments of SwinRPE, such as rpe.type=LogCPB halo=window; quote lists')
     who.add_argument('--variant', nargs='+', action=VariantAction, dest='variants', metavar=('NAME', 'KEY=VALUE'),
                      help='one more SwinRPE, with these arguments changed; may be given several times')

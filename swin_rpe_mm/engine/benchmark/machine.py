@@ -29,7 +29,7 @@ def describe(numbers: Numbers, packages: Sequence[str]) -> dict[str, str]:
         version = re.search(pattern, build)
         if version:
             found[name] = version[1]
-    found.update({package: version_of(package) for package in packages})
+    found.update({package: version_of(package) or 'of unknown release' for package in packages})
     return found
 
 

@@ -55,7 +55,11 @@ def peak_bytes(contestant: Contestant, case: Case, numbers: Numbers, mode: str) 
     """Bytes of one step above weights and images. For a process of its own."""
     torch.set_num_threads(numbers.threads)
     contestant.step(contestant.build(SMALL, numbers), SMALL, numbers, mode)()
-    step = contestant.step(contestant.build(case, numbers), case, numbers, mode)
+    return peak_of(contestant.step(contestant.build(case, numbers), case, numbers, mode), numbers)
+
+
+def peak_of(step: Callable[[], object], numbers: Numbers) -> int:
+    """Bytes that are taken in the course of a step beyond those before it."""
     before = taken_bytes(numbers)
     if numbers.device == 'cuda':
         torch.cuda.reset_peak_memory_stats()

@@ -43,6 +43,7 @@ def fresh_cases(number: int, largest: Size) -> list[Case]:
     """Images of different sizes in tokens, from half of ``largest`` to all of it, each padded as a batch of its own."""
     sides = [range(-(-side // 2 // PATCH), side // PATCH + 1) for side in largest]
     extents = [(PATCH * h, PATCH * w) for h in sides[0] for w in sides[1]]
+    extents = [extent for extent in extents if extent != SMALL.size]  # which the process begins with
     return [Case.of_images([extent]) for extent in random.Random(0).sample(extents, min(number, len(extents)))]
 
 
