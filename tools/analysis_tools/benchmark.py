@@ -3,9 +3,11 @@ architecture with random weights.
 
 All contestants take turns in every round; a ratio is the median of the rounds' own. Inference is also held against the
 matrix products alone, without anything between them: no Swin can be faster. How peers are built, and what is counted,
-stands in swin_rpe_mm/engine/benchmark. Example:
+stands in swin_rpe_mm/engine/benchmark. Examples:
 
   python tools/analysis_tools/benchmark.py --sizes 800x1344 --mode both --memory --variant halo halo=window
+  python tools/analysis_tools/benchmark.py --batch-of 800x1333 1333x800 640x960 800x800 --peers mmdet timm
+  python tools/analysis_tools/benchmark.py --preset gpu --out gpu.json gpu.md
 """
 from __future__ import annotations
 
@@ -230,7 +232,8 @@ def measure(case: Case, mode: str, contestants: Sequence[Contestant], architectu
     if args.memory:
         for contestant in tqdm(contestants, desc=f'memory of {mode}, {case}', leave=False, disable=None):
             rows[contestant.name]['peak_bytes'] = in_own_process(peak_bytes, contestant, case, numbers, mode)
-    title = f'{args.config or contestants[0].backbone.get("arch", "tiny")}, {args.dtype}'
+    name = Path(args.config).stem if args.config else contestants[0].backbone.get('arch', 'tiny')
+    title = f'{name}, {args.dtype}'
     title += ' autocast' * args.autocast + ' compiled' * args.compile + ' with_cp' * args.with_cp
     return dict(title=title, batch=str(case), mode=mode, rows=rows)
 
