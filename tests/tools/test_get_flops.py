@@ -292,6 +292,7 @@ def test_weights_are_not_loaded(tool, make_config):
     (['a.py', '--arch', 'tiny'], 'give either a config file or --arch'),
     (['a.py'], 'config file a.py does not exist'),
     (['mmseg::a.py'], 'mmseg/.mim/configs/a.py does not exist'),
+    (['configs::a.py'], "the package 'configs', which is not installed"),
     (['absent::a.py'], "absent::a.py names the package 'absent', which is not installed"),
     (['--arch', 'tyny'], "did you mean 'tiny'"),
     (['--arch', 'nano', '--size', '0x8'], '--size must be height x width in pixels, such as 800x1280, got 0x8'),

@@ -119,7 +119,7 @@ def read_config(args: Namespace) -> Config:
     if cfg.get('data_preprocessor'):
         cfg.model.setdefault('data_preprocessor', cfg.data_preprocessor)
     without_sync_bn(cfg)
-    for node in walk(cfg.model):  # some layers draw or load their weights when they are built
+    for node in walk(cfg.model):  # no weights are needed, and some layers load theirs when they are built
         node.pop('init_cfg', None)
         node.pop('pretrained', None)
     init_default_scope(cfg.get('default_scope', 'mmdet'))
@@ -132,7 +132,7 @@ def packaged(path: str) -> str:
     if not mark:
         return path
     spec = find_spec(package) if package.isidentifier() else None
-    if spec is None:
+    if spec is None or spec.origin is None:
         raise InputError(f'{path} names the package {package!r}, which is not installed')
     return str(Path(spec.origin).with_name('.mim') / 'configs' / name)
 
