@@ -1,4 +1,5 @@
-from .gather import Gather, into_windows, key_rows, pack
+from .gather import Gather
 from .layout import WindowLayout
+from .parts import Part, Parts, cut_into_parts
 
-__all__ = ['Gather', 'WindowLayout', 'into_windows', 'key_rows', 'pack']
+__all__ = ['Gather', 'Part', 'Parts', 'WindowLayout', 'cut_into_parts']

@@ -11,13 +11,15 @@ window 4 and shift 2 (`.` is padding, `|` is the seam):
 The map is filled up to whole windows first and rolled then, never the other way round: rolling first would put the
 padding between the first and the last token, and the seam in the wrong place.
 """
-from dataclasses import dataclass
+import functools
+from dataclasses import dataclass, field
 from typing import Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor
 
 from ..index_cache import index_cache
+from .gather import Gather
 
 Size = Tuple[int, int]
 Extents = Tuple[Size, ...]
@@ -50,6 +52,11 @@ class WindowLayout:
         batch_size (int): B.
         neighbours (Tensor): ``(T, P)`` long, the windows around each window, row by row without itself;
             ``P = (2 * pooled_neighbours + 1) ** 2 - 1``. Itself where there is none.
+        packed_slots, key_rows (Tensor): ``(T, N)`` and ``(T, Nk)`` long, the packed token in each slot and key slot;
+            a padding slot repeats some real token. With a halo a token is a key of several windows.
+        pack (Gather): From the maps' tokens ``(B*H*W, C)`` to packed tokens ``(K, C)``; the inverse leaves zeros
+            outside the extents.
+        into_windows (Gather): From packed tokens ``(K, C)`` to slots ``(T*N, C)``; padding slots are zero.
     """
     slots: Tensor
     valid: Tensor
@@ -66,6 +73,22 @@ class WindowLayout:
     visible: Tensor
     batch_size: int
     neighbours: Tensor
+    packed_slots: Tensor = field(init=False)
+    key_rows: Tensor = field(init=False)
+    pack: Gather = field(init=False)
+    into_windows: Gather = field(init=False)
+
+    def __post_init__(self):
+        rank = torch.zeros_like(self.home)
+        rank[self.inside] = torch.arange(len(self.inside), device=rank.device)
+        packed_slots = rank[self.slots]
+        in_place = len(self.holes) == 0 and bool((packed_slots.flatten().diff() == 1).all())
+        set_field = functools.partial(object.__setattr__, self)
+        set_field('packed_slots', packed_slots)
+        set_field('key_rows', packed_slots if self.key_slots is self.slots else rank[self.key_slots])
+        set_field('pack', Gather(self.inside, self.outside[:0], rank, self.outside))
+        set_field('into_windows', Gather(None, None, None, None) if in_place else Gather(
+            packed_slots.flatten(), self.holes, self.home[self.inside], self.outside[:0]))
 
     @classmethod
     def build(cls,
@@ -105,7 +128,7 @@ class WindowLayout:
                       mask_padding, shift_covered_axes, pooled_neighbours, torch.device(device))
 
 
-@index_cache(128)
+@index_cache(64)
 def _build(map_size: Size, window: Size, shift: Size, extents: Extents, halo: Size, mask_padding: bool,
            shift_covered_axes: bool, pooled_neighbours: int, device: torch.device) -> WindowLayout:
     columns = map_size[1]
@@ -128,7 +151,8 @@ def _build(map_size: Size, window: Size, shift: Size, extents: Extents, halo: Si
     neighbours, there = _neighbours(grids, pooled_neighbours, len(slots))
     one_region = region[:, 0]
     unmasked = (region == one_region[:, None]).all(1) & (key_region == one_region[:, None]).all(1) & there.all(1)
-    order = torch.argsort(~unmasked, stable=True)  # the plain windows first
+    rank = 2 * (~unmasked).long() + (~valid).any(1)  # the plain windows first, those with padding slots last
+    order = torch.argsort(rank, stable=True)
     slots, valid, region, key_slots, key_valid, key_region = (
         part[order] for part in (slots, valid, region, key_slots, key_valid, key_region))
     neighbours, there = order.argsort()[neighbours[order]], there[order]

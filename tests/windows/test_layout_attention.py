@@ -5,7 +5,6 @@ from oracles.attention import dense_attention
 from oracles.cases import dice, pixels, random_extents, random_size, random_window
 from oracles.compare import assert_forward, assert_gradients
 
-from swin_rpe_mm.windows.gather import into_windows, pack
 from swin_rpe_mm.windows.layout import WindowLayout
 
 HEADS, DIMS = 2, 4
@@ -110,32 +109,32 @@ def test_packed_tokens_are_those_inside_in_map_order(case):
     x = pixels(tokens, 3, seed=case)
     keep = torch.ones(tokens, dtype=torch.bool)
     keep[plain.outside] = False
-    packed = pack(plain)(x)
+    packed = plain.pack(x)
     assert torch.equal(packed, x[keep])
-    assert torch.equal(packed, pack(shifted)(x))
-    assert torch.equal(pack(plain).inverse(packed), x * keep[:, None])
+    assert torch.equal(packed, shifted.pack(x))
+    assert torch.equal(plain.pack.inverse(packed), x * keep[:, None])
 
 
 @pytest.mark.parametrize('case', range(12))
 def test_windows_hold_the_tokens_of_their_slots(case):
     for layout in random_layouts(case)[:2]:
         x = pixels(len(layout.home), 3, seed=case)
-        packed = pack(layout)(x)
-        windows = into_windows(layout)(packed)
+        packed = layout.pack(x)
+        windows = layout.into_windows(packed)
         assert torch.equal(windows, (x[layout.slots] * layout.valid[..., None]).flatten(0, 1))
-        assert torch.equal(into_windows(layout).inverse(windows), packed)
+        assert torch.equal(layout.into_windows.inverse(windows), packed)
 
 
 @pytest.mark.parametrize('case', range(6))
 def test_gradient_of_a_gather_is_its_transpose(case):
     for layout in random_layouts(case, 8)[:2]:
         x = pixels(len(layout.home), 2, seed=case).double().requires_grad_()
-        packed = pack(layout)(x).detach().requires_grad_()
+        packed = layout.pack(x).detach().requires_grad_()
         slots = pixels(layout.slots.numel(), 2, seed=case).double().requires_grad_()
-        assert torch.autograd.gradcheck(pack(layout), (x, ))
-        assert torch.autograd.gradcheck(pack(layout).inverse, (packed, ))
-        assert torch.autograd.gradcheck(into_windows(layout), (packed, ))
-        assert torch.autograd.gradcheck(into_windows(layout).inverse, (slots, ))
+        assert torch.autograd.gradcheck(layout.pack, (x, ))
+        assert torch.autograd.gradcheck(layout.pack.inverse, (packed, ))
+        assert torch.autograd.gradcheck(layout.into_windows, (packed, ))
+        assert torch.autograd.gradcheck(layout.into_windows.inverse, (slots, ))
 
 
 def test_double_precision_gradient_of_layout_attention():

@@ -19,12 +19,12 @@ from mmengine.runner import Runner, load_checkpoint
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from swin_rpe_mm import SwinRPE
 from swin_rpe_mm.engine.checkpoint_files import WholeFileBackend
 from swin_rpe_mm.engine.cli import run_tool
 from swin_rpe_mm.engine.configs import load_config, require, task_of, type_name
+from swin_rpe_mm.engine.multiply_adds import count_multiply_adds
 from swin_rpe_mm.engine.runs import build_runner, prepare_run
 from swin_rpe_mm.errors import InputError
 from swin_rpe_mm.models.rpe import RelativePositionEncoding
@@ -125,7 +125,7 @@ def cost(args: Namespace) -> None:
              for name in names}
     images = torch.randn(args.batch_size, 3, *args.image_size)
     for name in names:
-        found[name]['GMAC'] = gmac(build_backbone(name, args.arch, attn_backend='eager'), images)
+        found[name]['GMAC'] = gmac(build_backbone(name, args.arch), images)
     models = {name: build_backbone(name, args.arch) for name in names}
     for name, times in cpu_times(models, images, args.rounds).items():
         found[name].update(times)
@@ -153,9 +153,7 @@ def encoding_parameters(backbone: nn.Module) -> int:
 @torch.no_grad()
 def gmac(backbone: SwinRPE, images: Tensor) -> float:
     """Multiply-accumulates of convolutions and matrix products in a forward pass, in G."""
-    with FlopCounterMode(display=False) as counter:
-        backbone.eval()(images)
-    return counter.get_total_flops() / 2e9
+    return count_multiply_adds(backbone.eval(), images.clone()).multiply_adds[''] / 1e9
 
 
 def cpu_times(models: dict[str, SwinRPE], images: Tensor, rounds: int) -> dict[str, dict[str, float]]:

@@ -12,6 +12,7 @@ from ...checkpoints import INPUT_MODES, fit_embedding
 from ...errors import InputError
 from ...padding import get_extents, merge_extents, zero_outside
 from ...registry import MODELS, register_everywhere
+from ...windows import WindowLayout
 from ..layers import PatchEmbed, PatchMerging, SwinBlock, SwinStage, WindowAttention
 from ..rpe.reshaping import reshape_parameter
 from .arguments import check_arguments, per_stage
@@ -192,8 +193,10 @@ class SwinRPE(BaseModule):
         register_loading(self)
         self._freeze_stages()
 
+    @torch.compiler.disable  # a size seen for the first time would be compiled for minutes; the model around it is
     def forward(self, images: Tensor) -> Tuple[Tensor, ...]:
-        """
+        """``torch.compile`` leaves the backbone as it is and compiles what is around it.
+
         Args:
             images (Tensor): ``(B, in_channels, H, W)``, H and W of any size from 1, with or without extents.
 
@@ -206,27 +209,34 @@ class SwinRPE(BaseModule):
         """
         if images.ndim != 4 or 0 in images.shape:
             raise InputError(f'images must have the shape (B, C, H, W) with no side of 0, got {tuple(images.shape)}')
-        size = tuple(images.shape[-2:])
-        extents = get_extents(images) if self.mask_padding else None
-        if extents is None:
-            extents = (size, ) * len(images)
-        images = zero_outside(images, extents)
+        extents, layouts = self._lay_out(images)
+        images = zero_outside(images, extents[0])
         tokens, size = self.patch_embed(images)
-        extents = merge_extents(extents, self.patch_size)
         if self.absolute_pos_embed is not None:
-            tokens = tokens + self._position_embedding(size, extents)
+            tokens = tokens + self._position_embedding(size, extents[1])
         tokens = self.drop_after_pos(tokens)
 
         outs = {}
         for i, stage in enumerate(self.stages):
-            tokens = stage(tokens, size, extents)
+            tokens = stage(tokens, layouts[i])
             if i in self.out_indices:
                 maps = getattr(self, f'norm{i}')(tokens).transpose(1, 2).unflatten(2, size).contiguous()
-                outs[i] = zero_outside(maps, extents)
+                outs[i] = zero_outside(maps, extents[i + 1])
             if stage.downsample is not None:
                 tokens, size = stage.downsample(tokens, size)
-                extents = merge_extents(extents, stage.downsample.stride)
         return tuple(outs[i] for i in sorted(outs))
+
+    def _lay_out(self, images: Tensor) -> Tuple[List[Tuple[Size, ...]], List[Tuple[WindowLayout, WindowLayout]]]:
+        """Extents in pixels and in the tokens of each stage, and each stage's windows."""
+        size = tuple(images.shape[-2:])
+        known = get_extents(images) if self.mask_padding else None
+        extents, layouts = [(size, ) * len(images) if known is None else known], []
+        strides = [self.patch_size] + [stage.downsample.stride for stage in self.stages[:-1]]
+        for stride, stage in zip(strides, self.stages):
+            extents.append(merge_extents(extents[-1], stride))
+            (size, ) = merge_extents((size, ), stride)
+            layouts.append(stage.layouts(size, extents[-1], images.device))
+        return extents, layouts
 
     def _position_embedding(self, size: Size, extents: Tuple[Size, ...]) -> Tensor:
         """The absolute position embedding stretched over each image's extent, ``(B, H * W, C)``, and the one of the

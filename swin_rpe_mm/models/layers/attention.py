@@ -1,6 +1,7 @@
 """Multi-head self-attention inside windows (W-MSA, SW-MSA), and beyond their borders."""
+import functools
 import math
-from typing import Dict, Optional, Tuple
+from typing import Callable, Dict, NamedTuple, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -9,16 +10,37 @@ from mmengine.model import BaseModule
 from torch import Tensor, nn
 
 from ...errors import InputError
-from ...windows import WindowLayout, into_windows, key_rows
+from ...windows import WindowLayout, cut_into_parts
 from ..rpe import LogCPB, TableRPE, WindowGeometry, build_rpe, call_rpe
 from ..rpe.interpolate import check_mode
-from .backends import BACKENDS, attention_weights
+from .backends import BACKENDS, attention_weights, sdpa
+from .by_parts import attend_by_parts
+from .linear import prepared
 
 Window = Tuple[int, ...]
 
+# tokens of the windows that a CPU takes at a time: with many more, what is made of them leaves the cache
+TOKENS_AT_ONCE = 4096
 # where windows share keys: keys gathered at a time, about as many as a large map has tokens, and logits of those
 _KEYS_AT_ONCE = 2**16
+_KEYS_IN_CACHE = 2**13
 _LOGITS_AT_ONCE = 2**24
+
+
+def windows_at_once(layout: WindowLayout) -> int:
+    """How many of a layout's windows a CPU takes at a time."""
+    return max(1, TOKENS_AT_ONCE // layout.slots.shape[1])
+
+
+def _by_rows(x: Tensor, function: Callable[[Tensor], Tensor], rows: int) -> Tensor:
+    return torch.cat([function(part) for part in x.split(rows)])
+
+
+class Shared(NamedTuple):
+    """What the windows of a call have in common, see :meth:`WindowAttention.shared`."""
+    qkv: Callable[[Tensor], Tensor]
+    proj: Callable[[Tensor], Tensor]
+    bias: Optional[Tensor]
 
 
 class WindowAttention(BaseModule):
@@ -95,34 +117,67 @@ class WindowAttention(BaseModule):
         self.pooled_geometry = WindowGeometry.pooled(window, self.pooled_neighbours)
         self.has_halo = any(halo)
 
-    def forward(self, x: Tensor, layout: WindowLayout, mask_padding: bool) -> Tensor:
+    @property
+    def looks_beyond(self) -> bool:
+        """Whether there are keys from other windows, so that windows cannot be attended to apart from each other."""
+        return self.has_halo or self.pooled_neighbours > 0
+
+    def shared(self, norm: Optional[nn.Module] = None, tokens: int = 0) -> Shared:
+        """What does not depend on the tokens, worked out once for the parts of a map.
+
+        Args:
+            norm (nn.Module, optional): What tokens go through first.
+            tokens (int): How many most calls have, see :func:`~.linear.prepared`.
+        """
+        bias = None
+        if getattr(self.rpe, 'fixed_bias', False):
+            *_, bias = self.rpe(None, None, self.geometry)
+        qkv, proj = prepared(self.qkv, norm, tokens), prepared(self.proj, rows=tokens)
+        if tokens and self.looks_beyond:
+            qkv, proj = (functools.partial(_by_rows, function=layer, rows=tokens) for layer in (qkv, proj))
+        return Shared(qkv, proj, bias)
+
+    def forward(self, x: Tensor, layout: WindowLayout, mask_padding: bool, shared: Optional[Shared] = None) -> Tensor:
         """
         Args:
             x (Tensor): Packed tokens ``(K, C)``.
             layout (WindowLayout): The windows to cut them into, with this module's halo and neighbours.
             mask_padding (bool): False lets window padding take part as zeros that were projected.
+            shared (Shared, optional): What :meth:`shared` gave.
 
         Returns:
             Tensor: ``(K, C)``.
         """
-        qkv, bias = self._project(x)
-        padding = None if mask_padding else bias  # what zeros are projected to
+        shared = shared or self.shared()
+        qkv, projected = self._project(x, shared)
+        padding = None if mask_padding else projected  # what zeros are projected to
+        if self._trains_by_parts(qkv, shared.bias):
+            parts = cut_into_parts(layout, windows_at_once(layout)).parts
+            out = attend_by_parts(qkv, shared.bias, padding, parts, self.num_heads, self.scale)
+            return self.proj_drop(shared.proj(out))
         # projecting first leaves padding out of the projections, and the gather puts q, k and v in window order
-        move = into_windows(layout)
+        move = layout.into_windows
         windows = move(qkv)
         if padding is not None and len(layout.holes):
             windows.index_copy_(0, layout.holes, padding.expand(len(layout.holes), -1))
         q, k, v = self._heads(windows.unflatten(0, layout.slots.shape))
         neighbours = self._pool(k, v, layout) if self.pooled_neighbours else None
         if self.has_halo:
-            out = self._attend_beyond(q, qkv[:, x.shape[1]:], neighbours, layout, padding)
+            out = self._attend_beyond(q, qkv[:, x.shape[1]:], neighbours, layout, padding, shared.bias)
         else:
-            out = self._attend(q, k, v, neighbours, layout, 0)
-        return self.proj_drop(self.proj(move.inverse(out.flatten(2).flatten(0, 1))))
+            out = self._attend(q, k, v, neighbours, layout, 0, shared.bias)
+        return self.proj_drop(shared.proj(move.inverse(out.flatten(2).flatten(0, 1))))
 
-    def _project(self, x: Tensor) -> Tuple[Tensor, Optional[Tensor]]:
+    def _trains_by_parts(self, qkv: Tensor, bias: Optional[Tensor]) -> bool:
+        """Whether attention is what :func:`~.by_parts.attend_by_parts` computes, and on a CPU, with gradients."""
+        plain = self.logit_scale is None and not self.looks_beyond and not (self.training and self.attn_drop_rate)
+        return (plain and self.attend is sdpa and (self.rpe is None or bias is not None)
+                and qkv.device.type == 'cpu' and qkv.dtype == torch.float32 and not torch.compiler.is_compiling()
+                and torch.is_grad_enabled() and (qkv.requires_grad or (bias is not None and bias.requires_grad)))
+
+    def _project(self, x: Tensor, shared: Shared) -> Tuple[Tensor, Optional[Tensor]]:
         """q, k and v of the tokens side by side, ``(K, 3C)``, and their bias."""
-        qkv, bias = self.qkv(x), self.qkv.bias
+        qkv, bias = shared.qkv(x), self.qkv.bias
         if self.q_bias is not None:
             bias = torch.cat([self.q_bias, torch.zeros_like(self.q_bias), self.v_bias])
             qkv = qkv + bias.to(qkv.dtype)
@@ -133,19 +188,20 @@ class WindowAttention(BaseModule):
         return x.unflatten(-1, (-1, self.num_heads, self.head_dim)).permute(2, 0, 3, 1, 4).unbind(0)
 
     def _attend_beyond(self, q: Tensor, kv: Tensor, neighbours: Optional[Tuple[Tensor, Tensor]], layout: WindowLayout,
-                       padding: Optional[Tensor]) -> Tensor:
+                       padding: Optional[Tensor], bias: Optional[Tensor]) -> Tensor:
         """Attention with a halo. Keys of several windows are copied into each, a few windows at a time, and copied anew
         for the backward pass, so that memory does not grow with the halo."""
 
         def attend(q: Tensor, kv: Tensor, pooled, first: int) -> Tensor:
             part = slice(first, first + len(q))
-            gathered = kv.index_select(0, key_rows(layout)[part].flatten()).unflatten(0, (len(q), -1))
+            gathered = kv.index_select(0, layout.key_rows[part].flatten()).unflatten(0, (len(q), -1))
             if padding is not None:
                 gathered = torch.where(layout.key_valid[part, :, None], gathered, padding[-kv.shape[1]:])
-            return self._attend(q, *self._heads(gathered), pooled, layout, first)
+            return self._attend(q, *self._heads(gathered), pooled, layout, first, bias)
 
         keys = layout.key_slots.shape[1]
-        step = max(1, min(_KEYS_AT_ONCE // keys, _LOGITS_AT_ONCE // (self.num_heads * q.shape[2] * keys)))
+        at_once = _KEYS_AT_ONCE if q.device.type != 'cpu' or torch.is_grad_enabled() else _KEYS_IN_CACHE
+        step = max(1, min(at_once // keys, _LOGITS_AT_ONCE // (self.num_heads * q.shape[2] * keys)))
         outs = []
         for first, part in zip(range(0, len(q), step), q.split(step)):
             pooled = None if neighbours is None else tuple(x[first:first + step] for x in neighbours)
@@ -156,12 +212,14 @@ class WindowAttention(BaseModule):
         return torch.cat(outs)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, neighbours: Optional[Tuple[Tensor, Tensor]],
-                layout: WindowLayout, first: int) -> Tensor:
+                layout: WindowLayout, first: int, bias: Optional[Tensor]) -> Tensor:
         """Attention of the windows from ``first`` on, ``(T, heads, N, d)`` each; returns ``(T, N, heads, d)``."""
         windows = len(q)
-        q, k = self._scaled(q, k)
-        bias = None
-        if self.rpe is not None:
+        scale = self.scale
+        if self.logit_scale is not None or not (self.rpe is None or bias is not None):
+            q, k = self._scaled(q, k)  # encodings see the queries scaled; the others are scaled in their products
+            scale = 1.
+        if self.rpe is not None and bias is None:
             q, k, bias = call_rpe(self.rpe, q, k, self.geometry, layout.region[first:first + windows])
         values = self.rpe.values if getattr(self.rpe, 'adds_values', False) else None
         own_keys = k.shape[2]
@@ -172,7 +230,7 @@ class WindowAttention(BaseModule):
         def attend(part: slice, visible: Optional[Tensor]) -> Tensor:
             part_bias = bias[part] if bias is not None and bias.ndim == 4 else bias
             if values is None:
-                return self.attend(q[part], k[part], v[part], part_bias, visible, dropout).transpose(1, 2)
+                return self.attend(q[part], k[part], v[part], part_bias, visible, dropout, scale).transpose(1, 2)
             weights = attention_weights(q[part], k[part], part_bias, visible, dropout).to(v.dtype)
             added = values(weights[..., :own_keys], self.geometry)
             return (weights @ v[part] + added.to(v.dtype)).transpose(1, 2)
@@ -237,8 +295,8 @@ class ShiftedWindowAttention(nn.Module):
         super().__init__()
         self.w_msa = WindowAttention(**kwargs)
 
-    def forward(self, x: Tensor, layout: WindowLayout, mask_padding: bool) -> Tensor:
-        return self.w_msa(x, layout, mask_padding)
+    def forward(self, x: Tensor, layout: WindowLayout, mask_padding: bool, shared: Optional[Shared] = None) -> Tensor:
+        return self.w_msa(x, layout, mask_padding, shared)
 
 
 # what mm has directly in the attention module, and the encoding it belongs to here

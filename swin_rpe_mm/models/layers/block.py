@@ -1,33 +1,31 @@
 """Swin's block, and a stage of blocks."""
-from typing import Optional, Sequence, Tuple
+from typing import Callable, Optional, Sequence, Tuple
 
+import torch
 import torch.utils.checkpoint as cp
 from mmcv.cnn import build_norm_layer
 from mmcv.cnn.bricks.transformer import FFN
 from mmengine.model import BaseModule, ModuleList
-from torch import Tensor
+from torch import Tensor, nn
 
-from ...windows import WindowLayout, pack
-from .attention import ShiftedWindowAttention
+from ...windows import WindowLayout, cut_into_parts
+from .attention import TOKENS_AT_ONCE, ShiftedWindowAttention, windows_at_once
+from .linear import prepared
 from .patch import PatchMerging
 
 
-def drop_images(branch: Tensor, image: Tensor, batch_size: int, rate: float) -> Tensor:
-    """Drop path: per image, set a residual branch to zero with probability ``rate`` or divide it by ``1 - rate``.
+def draw_images(like: Tensor, batch_size: int, rate: float) -> Optional[Tensor]:
+    """Drop path: a factor for each image of a residual branch, 0 with probability ``rate`` and else ``1 / (1 - rate)``.
 
     Args:
-        branch (Tensor): Packed tokens ``(K, C)``. All tokens of an image share one draw.
-        image (Tensor): ``(K,)`` long, the image each token belongs to.
+        like (Tensor): Gives dtype and device.
         batch_size (int): Number of images.
         rate (float): Probability in [0, 1).
 
     Returns:
-        Tensor: ``(K, C)``.
+        Tensor: ``(batch_size, )``, or None where all would be 1.
     """
-    if rate == 0:
-        return branch
-    keep = branch.new_empty(batch_size).bernoulli_(1 - rate).div_(1 - rate)
-    return branch * keep[image, None]
+    return like.new_empty(batch_size).bernoulli_(1 - rate).div_(1 - rate) if rate else None
 
 
 class SwinBlock(BaseModule):
@@ -66,18 +64,48 @@ class SwinBlock(BaseModule):
 
     def forward(self, x: Tensor, layout: WindowLayout, mask_padding: bool) -> Tensor:
         """Packed tokens ``(K, C)`` to ``(K, C)``, attending in the windows of ``layout``."""
-        if self.with_cp and x.requires_grad:
-            return cp.checkpoint(self._forward, x, layout, mask_padding, use_reentrant=False)
-        return self._forward(x, layout, mask_padding)
+        attention = self.attn.w_msa
+        in_cache = x.device.type == 'cpu' and not torch.is_grad_enabled()
+        parts, tokens = (), TOKENS_AT_ONCE if in_cache else 0
+        if in_cache and not attention.looks_beyond:
+            parts, tokens = cut_into_parts(layout, windows_at_once(layout))
 
-    def _forward(self, x: Tensor, layout: WindowLayout, mask_padding: bool) -> Tensor:
         rate = self.drop_path_rate if self.training else 0.
-        images = (layout.image_of_token, layout.batch_size)
-        if self.norm_after:
-            x = x + drop_images(self.norm1(self.attn(x, layout, mask_padding)), *images, rate)
-            return x + drop_images(self.norm2(self.ffn(x)), *images, rate)
-        x = x + drop_images(self.attn(self.norm1(x), layout, mask_padding), *images, rate)
-        return x + drop_images(self.ffn(self.norm2(x)), *images, rate)
+        kept = [draw_images(x, layout.batch_size, rate) for _ in range(2)]
+        before = (None, None) if self.norm_after else (self.norm1, self.norm2)
+        after = (self.norm1, self.norm2) if self.norm_after else (nn.Identity(), nn.Identity())
+        shared, mlp = attention.shared(before[0], tokens), self._mlp(before[1], tokens)
+
+        def scaled(branch: Tensor, keep: Optional[Tensor], images: Tensor) -> Tensor:
+            return branch if keep is None else branch * keep[images, None]
+
+        def attend(x: Tensor, part: WindowLayout) -> Tensor:
+            return x + scaled(after[0](self.attn(x, part, mask_padding, shared)), kept[0], part.image_of_token)
+
+        def feed(x: Tensor, images: Tensor) -> Tensor:
+            return x + scaled(after[1](mlp(x)), kept[1], images)
+
+        def run(x: Tensor, part: WindowLayout) -> Tensor:
+            return feed(attend(x, part), part.image_of_token)
+
+        if self.with_cp and x.requires_grad:
+            return cp.checkpoint(run, x, layout, use_reentrant=False)
+        if in_cache and attention.looks_beyond:
+            x = attend(x, layout)
+            return torch.cat([feed(*rows) for rows in zip(x.split(tokens), layout.image_of_token.split(tokens))])
+        if len(parts) < 2:
+            return run(x, layout)
+        out = torch.empty_like(x)
+        for part in parts:
+            out.index_copy_(0, part.tokens, run(x.index_select(0, part.tokens), part.layout))
+        return out
+
+    def _mlp(self, norm: Optional[nn.Module], tokens: int) -> Callable[[Tensor], Tensor]:
+        (first, activation, hidden_drop), second, drop = self.ffn.layers
+        if hidden_drop.p and hidden_drop.training:
+            activation = nn.Sequential(activation, hidden_drop)
+        first, second = prepared(first, norm, tokens), prepared(second, activation, tokens)
+        return lambda x: drop(second(first(x)))
 
 
 class SwinStage(BaseModule):
@@ -114,27 +142,36 @@ class SwinStage(BaseModule):
                       drop_path_rate=rate, **block) for rate in drop_path_rates)
         self.downsample = downsample
 
-    def forward(self, tokens: Tensor, size: Tuple[int, int], extents: Tuple[Tuple[int, int], ...]) -> Tensor:
+    def layouts(self, size: Tuple[int, int], extents: Tuple[Tuple[int, int], ...],
+                device: torch.device) -> Tuple[WindowLayout, WindowLayout]:
+        """The regular and the shifted windows over maps.
+
+        Args:
+            size (tuple[int, int]): Height and width of the maps in tokens.
+            extents (tuple): Height and width of each image in tokens.
+            device (torch.device): Where the tokens live.
+        """
+        shift = tuple(side // 2 if self.shift_windows else 0 for side in self.window_size)
+        return tuple(
+            WindowLayout.build(size, self.window_size, by, extents, self.halo, self.mask_padding,
+                               self.shift_covered_axes, self.pooled_neighbours, device) for by in ((0, 0), shift))
+
+    def forward(self, tokens: Tensor, layouts: Tuple[WindowLayout, WindowLayout]) -> Tensor:
         """
         Args:
             tokens (Tensor): ``(B, H * W, C)``.
-            size (tuple[int, int]): H and W.
-            extents (tuple): Height and width of each image in tokens.
+            layouts (tuple[WindowLayout, WindowLayout]): What :meth:`layouts` gave for them.
 
         Returns:
             Tensor: ``(B, H * W, C)``, zero outside the extents.
         """
-        shift = tuple(side // 2 if self.shift_windows else 0 for side in self.window_size)
-        regular, shifted = (
-            WindowLayout.build(size, self.window_size, by, extents, self.halo, self.mask_padding,
-                               self.shift_covered_axes, self.pooled_neighbours, tokens.device)
-            for by in ((0, 0), shift))
+        regular = layouts[0]
         x = tokens.flatten(0, 1)
         padded = len(regular.outside) > 0
-        x = pack(regular)(x) if padded else x
+        x = regular.pack(x) if padded else x
         for index, block in enumerate(self.blocks):
-            x = block(x, shifted if index % 2 else regular, self.mask_padding)
-        x = pack(regular).inverse(x) if padded else x
+            x = block(x, layouts[index % 2], self.mask_padding)
+        x = regular.pack.inverse(x) if padded else x
         return x.view_as(tokens)
 
     def check_window(self, window: Tuple[int, int], halo: Tuple[int, int], mode: str) -> None:

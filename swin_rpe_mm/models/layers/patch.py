@@ -1,18 +1,20 @@
 """Patch embedding and patch merging (arXiv 2103.14030, section 3.1), for maps of any size."""
 from typing import Optional, Tuple
 
+import torch
 import torch.nn.functional as F
 from mmcv.cnn import build_norm_layer
 from mmengine.model import BaseModule
 from torch import Tensor, nn
 
+from .linear import norm_linear
+
 Size = Tuple[int, int]
 
 
-def _fill_up(maps: Tensor, kernel: Size, stride: Size) -> Tensor:
-    """Zeros on the right and at the bottom of ``(B, C, H, W)``, so that a kernel at every stride covers all of it."""
-    height, width = ((-(-side // s) - 1) * s + k - side for side, k, s in zip(maps.shape[-2:], kernel, stride))
-    return F.pad(maps, (0, max(width, 0), 0, max(height, 0)))
+def _missing(size: Size, kernel: Size, stride: Size) -> Tuple[int, int]:
+    """Rows and columns to add at the end of a map, so that a kernel at every stride covers all of it."""
+    return tuple(max((-(-side // s) - 1) * s + k - side, 0) for side, k, s in zip(size, kernel, stride))
 
 
 class PatchEmbed(BaseModule):
@@ -33,7 +35,10 @@ class PatchEmbed(BaseModule):
 
     def forward(self, images: Tensor) -> Tuple[Tensor, Size]:
         """``(B, C, H, W)`` images to ``(B, H' * W', embed_dims)`` tokens and ``(H', W')``."""
-        maps = self.projection(_fill_up(images, self.patch_size, self.patch_size))
+        height, width = _missing(images.shape[-2:], self.patch_size, self.patch_size)
+        if height or width:
+            images = F.pad(images, (0, width, 0, height))
+        maps = self.projection(images)
         tokens = maps.flatten(2).transpose(1, 2)
         return tokens if self.norm is None else self.norm(tokens), tuple(maps.shape[-2:])
 
@@ -66,16 +71,24 @@ class PatchMerging(BaseModule):
 
     def forward(self, tokens: Tensor, size: Size) -> Tuple[Tensor, Size]:
         """``(B, H * W, in_channels)`` and ``(H, W)`` to ``(B, H' * W', out_channels)`` and ``(H', W')``."""
-        maps = tokens.transpose(1, 2).unflatten(2, size)
-        maps = _fill_up(maps, self.kernel, self.stride)
-        merged_size = tuple((side - 2) // s + 1 for side, s in zip(maps.shape[-2:], self.stride))
-        if self.stride == self.kernel:  # the same as unfold, without its slow gradient
-            blocks = maps.unflatten(3, (-1, 2)).unflatten(2, (-1, 2))  # B, C, H', 2, W', 2
-            merged = blocks.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
-        else:
-            merged = F.unfold(maps, self.kernel, stride=self.stride).transpose(1, 2)
+        maps = tokens.unflatten(1, size)
+        height, width = _missing(size, self.kernel, self.stride)
+        if height or width:
+            maps = F.pad(maps, (0, 0, 0, width, 0, height))
+        merged_size = tuple((side - 2) // s + 1 for side, s in zip(maps.shape[1:3], self.stride))
+        rows, cols = ([slice(i, i + (side - 1) * s + 1, s) for i in (0, 1)]
+                      for side, s in zip(merged_size, self.stride))
+        merged = torch.cat([maps[:, row, col] for row in rows for col in cols], dim=-1).flatten(1, 2)
+
+        # the joined channels lie token by token in memory; the weights are brought into that order, not the tokens
+        def by_token(weight: Tensor) -> Tensor:
+            return weight.unflatten(-1, (-1, 4)).transpose(-1, -2).flatten(-2)
+
+        weight = by_token(self.reduction.weight)
         if self.norm is None:
-            return self.reduction(merged), merged_size
+            return F.linear(merged, weight), merged_size
         if self.norm_after:
-            return self.norm(self.reduction(merged)), merged_size
-        return self.reduction(self.norm(merged)), merged_size
+            return self.norm(F.linear(merged, weight)), merged_size
+        scale, shift = by_token(self.norm.weight), by_token(self.norm.bias)
+        reduced = norm_linear(merged.flatten(0, 1), scale, shift, self.norm.eps, weight)
+        return reduced.unflatten(0, merged.shape[:2]), merged_size

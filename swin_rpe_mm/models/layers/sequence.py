@@ -5,7 +5,7 @@ from mmengine.model import BaseModule
 from torch import Tensor
 
 from ...errors import InputError
-from ...windows import WindowLayout, pack
+from ...windows import WindowLayout
 from .attention import WindowAttention
 
 _BLOCK_RPE = dict(type='BlockRPE')
@@ -65,7 +65,7 @@ class BlockLocalAttention(BaseModule):
             raise InputError(f'lengths must be {batch} numbers from 1 to {length}, got {lengths}')
         layout = WindowLayout.build((1, length), (1, self.block_size), extents=[(1, entry) for entry in lengths],
                                     halo=(0, self.neighbours * self.block_size), device=x.device)
-        move = pack(layout)
+        move = layout.pack
         return move.inverse(self.attn(move(x.flatten(0, 1)), layout, mask_padding=True)).view_as(x)
 
     def set_block_size(self, block_size: int, mode: str = 'bicubic') -> None:

@@ -37,10 +37,13 @@ class RelativePositionEncoding(BaseModule):
         rotates (bool): Whether queries and keys are changed.
         adds_values (bool): Whether there is a method ``values(weights, geometry)``, whose result ``(T, heads, Nq, d)``
             is added to the output; ``weights`` ``(T, heads, Nq, Nk)`` are those of attention.
+        fixed_bias (bool): Whether all that ``forward`` gives is a bias ``(heads, Nq, Nk)`` that does not depend on
+            queries and keys. It is then called with None for both, once for all windows of a map.
     """
     uses_region = False
     rotates = False
     adds_values = False
+    fixed_bias = False
 
     def __init__(self,
                  num_heads: int,

@@ -38,6 +38,7 @@ class BlockRPE(RelativePositionEncoding):
     Raises:
         InputError: If a value is not allowed.
     """
+    fixed_bias = True
 
     def __init__(self,
                  max_blocks: int = 2,

@@ -28,6 +28,7 @@ class ClippedRPE(RelativePositionEncoding):
     Raises:
         InputError: If ``max_distance`` is no whole number from 1, or not one per axis.
     """
+    fixed_bias = True
 
     def __init__(self, max_distance: Union[int, Tuple[int, ...]] = 8, **window):
         super().__init__(**window)

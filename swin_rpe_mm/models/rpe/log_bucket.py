@@ -27,6 +27,7 @@ class LogBucketRPE(RelativePositionEncoding):
     Raises:
         InputError: If a value is not allowed, or an option is given that the form does not use.
     """
+    fixed_bias = True
 
     def __init__(self,
                  form: str = 'sign_log',

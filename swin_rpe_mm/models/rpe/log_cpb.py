@@ -38,6 +38,7 @@ class LogCPB(RelativePositionEncoding):
     Raises:
         InputError: If a value is not allowed.
     """
+    fixed_bias = True
 
     def __init__(self,
                  pretrained_window_size: Union[None, int, Tuple[int, ...]] = None,

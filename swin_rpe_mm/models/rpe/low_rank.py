@@ -28,6 +28,7 @@ class LowRankRPE(RelativePositionEncoding):
     Raises:
         InputError: If ``rank`` is no whole number from 1.
     """
+    fixed_bias = True
 
     def __init__(self, rank: int = 2, **window):
         super().__init__(**window)

@@ -32,6 +32,10 @@ class SumRPE(RelativePositionEncoding):
     def adds_values(self) -> bool:
         return any(getattr(encoding, 'adds_values', False) for encoding in self.encodings)
 
+    @property
+    def fixed_bias(self) -> bool:
+        return all(getattr(encoding, 'fixed_bias', False) for encoding in self.encodings)
+
     def init_weights(self) -> None:
         for encoding in self.encodings:
             if hasattr(encoding, 'init_weights'):

@@ -25,6 +25,7 @@ class TableRPE(RelativePositionEncoding):
     Args:
         **window: Arguments of :class:`~.base.RelativePositionEncoding`.
     """
+    fixed_bias = True
 
     def __init__(self, **window):
         super().__init__(**window)

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from swin_rpe_mm import InputError, SwinRPE, attach_extents
 from swin_rpe_mm.models.layers import WindowAttention, attention
-from swin_rpe_mm.windows import WindowLayout, pack
+from swin_rpe_mm.windows import WindowLayout
 
 ENCODINGS = {
     'none': None,
@@ -83,7 +83,7 @@ class Largest(TorchDispatchMode):
 def run_windows(module, maps, window, shift, extents, halo=(0, 0), pooled=0) -> torch.Tensor:
     """Maps ``(B, H, W, C)`` through the module, zero outside the extents."""
     layout = WindowLayout.build(tuple(maps.shape[1:3]), window, shift, extents, halo, pooled_neighbours=pooled)
-    move = pack(layout)
+    move = layout.pack
     return move.inverse(module(move(maps.flatten(0, 2)), layout, True)).view_as(maps)
 
 

@@ -33,11 +33,10 @@ def embedded(model: SwinRPE, image: torch.Tensor) -> torch.Tensor:
 
 def first_stage_input(model: SwinRPE, images) -> torch.Tensor:
     seen = []
-    handle = model.stages[0].register_forward_pre_hook(lambda module, args: seen.append(args[:2]))
+    handle = model.stages[0].register_forward_pre_hook(lambda module, args: seen.append(args[0]))
     model(images)
     handle.remove()
-    tokens, size = seen[0]
-    return tokens.unflatten(1, size)
+    return seen[0].unflatten(1, token_size(images.shape[-2:], 0))
 
 
 def test_both_parts_over_each_extent():

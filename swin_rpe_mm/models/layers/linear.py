@@ -1,0 +1,149 @@
+"""Linear layers over many rows, made for the cache of a CPU and for little memory.
+
+What comes before a linear layer, a norm or an activation, is much cheaper than the layer itself. Here its result is not
+kept for the gradient of the weight but computed again, and it never leaves the cache, since rows are taken a few
+thousand at a time.
+"""
+from typing import Callable, Iterator, Optional, Tuple
+
+import mmcv.cnn
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+_ONEDNN = torch.ops.mkldnn
+_ROWS_AT_ONCE = 2048
+
+
+def prepared(layer: nn.Linear, before: Optional[nn.Module] = None, rows: int = 0) -> Callable[[Tensor], Tensor]:
+    """``layer`` for a series of calls between which its weight does not change.
+
+    Args:
+        layer (nn.Linear): The layer; one with forward hooks, or of a derived class, is called as it is.
+        before (nn.Module, optional): What the input goes through first. With gradients, what a layer norm or GELU gives
+            is not kept for the backward pass.
+        rows (int): How many rows most calls have. On a CPU in float32, the weight is laid out for these once by oneDNN,
+            whose products are then about a tenth faster. It makes a kernel for every number of rows, so calls with
+            another number go without it.
+
+    Returns:
+        Callable: From rows ``(R, in_features)`` to ``layer(before(rows))``, ``(R, out_features)``.
+    """
+    if not _is_plain(layer) or torch.compiler.is_compiling():
+        return layer if before is None else lambda x: layer(before(x))
+    if torch.is_grad_enabled():
+        if _is_known(before):
+            scale, shift, eps = (getattr(before, name, None) for name in ('weight', 'bias', 'eps'))
+            gelu = isinstance(before, nn.GELU)
+            return lambda x: _LinearAfter.apply(x, gelu, scale, shift, eps, layer.weight, layer.bias)
+        return lambda x: _LinearAfter.apply(before(x), False, None, None, None, layer.weight, layer.bias)
+    packed = _ONEDNN._reorder_linear_weight(layer.weight.detach()) if rows and _suits_onednn(layer.weight) else None
+
+    def call(x: Tensor) -> Tensor:
+        x = x if before is None else before(x)
+        return layer(x) if packed is None or len(x) != rows else _product(x, packed, layer.bias)
+
+    return call
+
+
+def norm_linear(x: Tensor, scale: Tensor, shift: Tensor, eps: float, weight: Tensor) -> Tensor:
+    """A layer norm of rows ``(R, C)`` and a linear layer without bias; the norm is not kept for the backward pass."""
+    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        return F.linear(F.layer_norm(x, scale.shape, scale, shift, eps), weight)
+    return _LinearAfter.apply(x, False, scale, shift, eps, weight, None)
+
+
+def _is_plain(module: nn.Module) -> bool:
+    known = type(module) in (nn.Linear, mmcv.cnn.Linear, nn.LayerNorm, nn.GELU)
+    return known and not module._forward_hooks and not module._forward_pre_hooks
+
+
+def _is_known(before: Optional[nn.Module]) -> bool:
+    """Whether the backward pass here can do without what ``before`` gives."""
+    if before is None or not _is_plain(before):
+        return before is None
+    return before.elementwise_affine if isinstance(before, nn.LayerNorm) else before.approximate == 'none'
+
+
+def _suits_onednn(weight: Tensor) -> bool:
+    return weight.device.type == 'cpu' and weight.dtype == torch.float32 and _autocast(weight) is None
+
+
+def _product(x: Tensor, weight: Tensor, bias: Optional[Tensor]) -> Tensor:
+    return _ONEDNN._linear_pointwise(x, weight, bias, 'none', [], '')
+
+
+def _autocast(x: Tensor) -> Optional[torch.dtype]:
+    """What products are computed in, if that is not the dtype of the factors."""
+    if x.dtype == torch.float64 or not torch.is_autocast_enabled(x.device.type):
+        return None
+    return torch.get_autocast_dtype(x.device.type)
+
+
+class _LinearAfter(torch.autograd.Function):
+    """A linear layer after GELU, a layer norm or nothing, which keeps ``x`` and computes these again."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, gelu: bool, scale: Optional[Tensor], shift: Optional[Tensor], eps: Optional[float],
+                weight: Tensor, bias: Optional[Tensor]) -> Tensor:
+        ctx.dtype, ctx.gelu, ctx.eps = _autocast(x) or weight.dtype, gelu, eps
+        ctx.save_for_backward(x, scale, shift, weight, bias)
+        onednn = _suits_onednn(weight)
+        with torch.autocast(x.device.type, enabled=False):
+            weight, bias = weight.to(ctx.dtype), None if bias is None else bias.to(ctx.dtype)
+            packed = _ONEDNN._reorder_linear_weight(weight) if onednn and len(x) >= _ROWS_AT_ONCE else None
+            out = x.new_empty(len(x), len(weight), dtype=ctx.dtype)
+            for part in _parts(x):
+                rows = _before(ctx, x[part], scale, shift)[0].to(ctx.dtype)
+                if packed is not None and len(rows) == _ROWS_AT_ONCE:
+                    out[part] = _product(rows, packed, bias)
+                else:
+                    out[part] = F.linear(rows, weight, bias)
+            return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor):
+        x, scale, shift, weight, bias = ctx.saved_tensors
+        need_x, _, need_scale, need_shift, _, need_weight, need_bias = ctx.needs_input_grad
+        grad = grad.contiguous()
+        to_x = torch.empty_like(x, memory_format=torch.contiguous_format)
+        to_scale, to_shift, to_weight, to_bias = (
+            None if parameter is None else torch.zeros_like(parameter) for parameter in (scale, shift, weight, bias))
+        used = weight.to(ctx.dtype)
+        for part in _parts(x):
+            rows, *statistics = _before(ctx, x[part], scale, shift)
+            if need_weight:
+                to_weight += grad[part].t() @ rows.to(ctx.dtype)
+            if need_bias:
+                to_bias += grad[part].sum(0)
+            if not (need_x or need_scale or need_shift):
+                continue
+            if _suits_onednn(weight) and len(rows) == _ROWS_AT_ONCE:
+                to_rows = _product(grad[part], weight.t(), None)
+            else:
+                to_rows = (grad[part] @ used).to(x.dtype)
+            if scale is not None:
+                to_x[part], part_scale, part_shift = torch.ops.aten.native_layer_norm_backward(
+                    to_rows, x[part], scale.shape, *statistics, scale, shift, (True, True, True))
+                to_scale += part_scale
+                to_shift += part_shift
+            elif ctx.gelu:
+                torch.ops.aten.gelu_backward(to_rows, x[part], grad_input=to_x[part])
+            else:
+                to_x[part] = to_rows
+        return to_x, None, to_scale, to_shift, None, to_weight, to_bias
+
+
+def _before(ctx, x: Tensor, scale: Optional[Tensor], shift: Optional[Tensor]) -> Tuple[Tensor, ...]:
+    """What comes before the layer gives, and for a norm the mean and the inverse deviation of each row."""
+    if scale is not None:
+        return torch.native_layer_norm(x, scale.shape, scale, shift, ctx.eps)
+    return (F.gelu(x) if ctx.gelu else x, )
+
+
+def _parts(x: Tensor) -> Iterator[slice]:
+    """Rows to take at once: on a CPU a few thousand."""
+    step = _ROWS_AT_ONCE if x.device.type == 'cpu' else max(len(x), 1)
+    return (slice(first, first + step) for first in range(0, len(x), step))
