@@ -30,10 +30,10 @@ def prepared(layer: nn.Linear, before: Optional[nn.Module] = None, rows: int = 0
     Returns:
         Callable: From rows ``(R, in_features)`` to ``layer(before(rows))``, ``(R, out_features)``.
     """
-    if not _is_plain(layer) or torch.compiler.is_compiling():
+    if not is_plain(layer) or torch.compiler.is_compiling():
         return layer if before is None else lambda x: layer(before(x))
     if torch.is_grad_enabled():
-        if _is_known(before):
+        if can_recompute(before):
             scale, shift, eps = (getattr(before, name, None) for name in ('weight', 'bias', 'eps'))
             gelu = isinstance(before, nn.GELU)
             return lambda x: _LinearAfter.apply(x, gelu, scale, shift, eps, layer.weight, layer.bias)
@@ -54,16 +54,19 @@ def norm_linear(x: Tensor, scale: Tensor, shift: Tensor, eps: float, weight: Ten
     return _LinearAfter.apply(x, False, scale, shift, eps, weight, None)
 
 
-def _is_plain(module: nn.Module) -> bool:
+def is_plain(module: nn.Module) -> bool:
+    """Whether a module is a layer that the functions here may compute in its place: of a known class, without hooks."""
     known = type(module) in (nn.Linear, mmcv.cnn.Linear, nn.LayerNorm, nn.GELU)
     return known and not module._forward_hooks and not module._forward_pre_hooks
 
 
-def _is_known(before: Optional[nn.Module]) -> bool:
+def can_recompute(before: Optional[nn.Module]) -> bool:
     """Whether the backward pass here can do without what ``before`` gives."""
-    if before is None or not _is_plain(before):
+    if before is None or not is_plain(before):
         return before is None
-    return before.elementwise_affine if isinstance(before, nn.LayerNorm) else before.approximate == 'none'
+    if isinstance(before, nn.GELU):
+        return before.approximate == 'none'
+    return isinstance(before, nn.LayerNorm) and before.weight is not None and before.bias is not None
 
 
 def _suits_onednn(weight: Tensor) -> bool:

@@ -7,7 +7,7 @@ from mmcv.cnn import build_norm_layer
 from mmengine.model import BaseModule
 from torch import Tensor, nn
 
-from .linear import norm_linear
+from .linear import can_recompute, is_plain, norm_linear
 
 Size = Tuple[int, int]
 
@@ -80,15 +80,15 @@ class PatchMerging(BaseModule):
                       for side, s in zip(merged_size, self.stride))
         merged = torch.cat([maps[:, row, col] for row in rows for col in cols], dim=-1).flatten(1, 2)
 
+        norm = nn.Identity() if self.norm is None else self.norm
+        if self.norm_after or not (can_recompute(norm) and is_plain(self.reduction)):
+            merged = merged.unflatten(-1, (4, -1)).transpose(-1, -2).flatten(-2)
+            return norm(self.reduction(merged)) if self.norm_after else self.reduction(norm(merged)), merged_size
+
         # the joined channels lie token by token in memory; the weights are brought into that order, not the tokens
         def by_token(weight: Tensor) -> Tensor:
             return weight.unflatten(-1, (-1, 4)).transpose(-1, -2).flatten(-2)
 
-        weight = by_token(self.reduction.weight)
-        if self.norm is None:
-            return F.linear(merged, weight), merged_size
-        if self.norm_after:
-            return self.norm(F.linear(merged, weight)), merged_size
-        scale, shift = by_token(self.norm.weight), by_token(self.norm.bias)
-        reduced = norm_linear(merged.flatten(0, 1), scale, shift, self.norm.eps, weight)
+        reduced = norm_linear(merged.flatten(0, 1), by_token(norm.weight), by_token(norm.bias), norm.eps,
+                              by_token(self.reduction.weight))
         return reduced.unflatten(0, merged.shape[:2]), merged_size

@@ -388,6 +388,7 @@ def test_every_parameter_gets_a_gradient(encoding):
 def test_memory_does_not_grow_with_the_halo(monkeypatch, training):
     """No tensor of nine copies of the map's keys is made, forward or backward."""
     monkeypatch.setattr(attention, '_KEYS_AT_ONCE', 2048)
+    monkeypatch.setattr(attention, '_KEYS_IN_CACHE', 2048)
     window, channels, size = (4, 4), 16, (64, 64)
     layout = WindowLayout.build(size, window, halo=window)
     assert layout.key_slots.numel() == 9 * 64 * 64

@@ -7,7 +7,7 @@ from oracles.compare import assert_forward, assert_gradients
 from torch import nn
 
 from swin_rpe_mm import SwinRPE, attach_extents
-from swin_rpe_mm.models.layers import attention, linear
+from swin_rpe_mm.models.layers import PatchMerging, attention, linear
 from swin_rpe_mm.models.rpe import build_rpe
 from swin_rpe_mm.windows import WindowLayout, cut_into_parts, layout, parts
 
@@ -100,6 +100,7 @@ LAYERS = {
     'tanh gelu': lambda: nn.GELU(approximate='tanh'),
     'relu': nn.ReLU,
     'fixed norm': lambda: nn.LayerNorm(12, elementwise_affine=False),
+    'norm without bias': lambda: nn.LayerNorm(12, bias=False),
 }
 
 
@@ -124,6 +125,31 @@ def test_prepared_layers(monkeypatch, before, bias, rows):
     with torch.no_grad():
         assert_forward(linear.prepared(layer, first, rows)(x), results[0][0], 'prepared layers without gradients')
         assert_forward(linear.prepared(layer, first, rows + 1)(x), results[0][0], 'prepared layers without gradients')
+
+
+@pytest.mark.parametrize('norm', ['LN', 'fixed', 'hooked', 'none', 'after'])
+@pytest.mark.parametrize('stride', [(2, 2), (1, 1), (1, 2), (3, 2)])
+def test_patch_merging_is_that_of_unfold(norm, stride):
+    """In whatever order the joined tokens lie, weights are those of ``nn.Unfold``'s channels, as in mm."""
+    config = dict(type='LN', elementwise_affine=norm != 'fixed') if norm != 'none' else None
+    merging = PatchMerging(6, 8, stride, config, norm_after=norm == 'after')
+    for value in merging.parameters():
+        nn.init.normal_(value)
+    if norm == 'hooked':
+        merging.norm.register_forward_hook(lambda *_: None)
+    tokens, size = torch.randn(2, 7 * 5, 6, requires_grad=True), (7, 5)
+    maps = tokens.transpose(1, 2).unflatten(2, size)
+    missing = [max((-(-side // s) - 1) * s + 2 - side, 0) for side, s in zip(size, stride)]
+    unfolded = F.unfold(F.pad(maps, (0, missing[1], 0, missing[0])), (2, 2), stride=stride).transpose(1, 2)
+    before, after = (merging.reduction, merging.norm) if norm == 'after' else (merging.norm, merging.reduction)
+    expected = after(unfolded if before is None else before(unfolded))
+    results = []
+    for out in (merging(tokens, size)[0], expected):
+        merging.zero_grad(), setattr(tokens, 'grad', None)
+        out.sin().sum().backward()
+        results.append({'tokens': tokens.grad} | {name: value.grad for name, value in merging.named_parameters()})
+    assert_forward(merging(tokens, size)[0], expected, 'patch merging')
+    assert_gradients(*results, 'patch merging')
 
 
 @pytest.mark.parametrize('frozen', ['x', 'layer', 'norm'])
