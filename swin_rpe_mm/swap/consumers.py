@@ -1,0 +1,159 @@
+"""Everything that reads the backbone's maps, rewritten for other ones: necks, and heads that have no neck before them.
+
+What lies behind a neck stays as it is, since a neck's own width does not depend on the backbone; where it does, as in
+SSD's, the heads behind it are rewritten too.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from ..engine.configs import as_list, type_name, walk
+from ..errors import InputError
+from .feature_maps import FeatureMap, backbone_maps, neck_maps
+from .find import Place, necks_of
+from .stages import STRIDES, match_stages
+
+_HEADS_OF_SEGMENTORS = ('decode_head', 'auxiliary_head')
+# settings that are no readers of maps
+_NOT_READERS = ('backbone', 'neck', 'data_preprocessor', 'train_cfg', 'test_cfg', 'init_cfg', 'teacher_backbone',
+                'teacher_neck', 'teacher_bbox_head')
+
+
+@dataclass
+class Wiring:
+    """How the new backbone meets the rest of the model.
+
+    Attributes:
+        stages (list[int]): The stages that are returned.
+        old, new (list[FeatureMap]): The maps of the old backbone, and those of the stages.
+    """
+    stages: list[int]
+    old: list[FeatureMap]
+    new: list[FeatureMap]
+
+
+@dataclass
+class _Reader:
+    """A dict that reads maps, which ones, and in which order."""
+    node: dict
+    key: str
+    indices: list[int]
+    several: bool
+
+
+def rewire(place: Place, task: str, scope: str | None, channels_of: Callable[[int], int]) -> Wiring:
+    """Rewrite what reads the maps of the backbone for those of Swin.
+
+    Only stages that something makes use of are returned: each has an output norm, which would never get a gradient
+    otherwise.
+
+    Args:
+        place (Place): Where the backbone sits; necks and heads beside it are changed.
+        task (str): ``'detection'`` or ``'segmentation'``.
+        scope (str, optional): The config's ``default_scope``.
+        channels_of (Callable): The channels of a stage.
+
+    Raises:
+        InputError: If a part cannot be built here, or nothing is found that reads the maps.
+        SwapRefused: If Swin has no maps like the old ones.
+    """
+    old = backbone_maps(place.backbone, scope)
+    name = type_name(place.backbone)
+    necks = necks_of(place.holder)
+    if necks:
+        behind_old, used = neck_maps(necks, old, scope)
+    else:
+        readers = list(_readers(place.holder, old))
+        used = sorted({index for reader in readers for index in reader.indices})
+    if not used:
+        raise InputError(f'nothing beside {place.name} is found that reads its maps of '
+                         f'{_channels(old)} channels')
+    # a neck may pass over a map between two others
+    used = list(range(used[0], used[-1] + 1)) if necks else used
+    if task == 'detection':
+        stages = match_stages([old[i] for i in used], task, name)
+    else:
+        matched = match_stages(old, task, name)
+        stages = [matched[i] for i in used]
+    new = [FeatureMap(channels_of(stage), STRIDES[0] * 2**stage) for stage in stages]
+    if necks:
+        _rewrite_neck(necks[0], old, new, used)
+        behind_new, _ = neck_maps(necks, new, scope)
+        if [item.channels for item in behind_old] != [item.channels for item in behind_new]:
+            for reader in _readers(place.holder, behind_old):
+                _rewrite(reader, list(range(len(behind_old))), behind_new)
+    else:
+        for reader in readers:
+            _rewrite(reader, used, new)
+    return Wiring(stages, [old[i] for i in used], new)
+
+
+def _rewrite_neck(neck: dict, old: Sequence[FeatureMap], new: Sequence[FeatureMap], used: Sequence[int]) -> None:
+    """Put the new channels where the old ones stood, and count levels from the first map that is left."""
+    value = neck.get('in_channels')
+    before, after = [item.channels for item in old], [item.channels for item in new]
+    dropped = used[0]
+    if isinstance(value, int) and len(used) == 1 and value == before[used[0]]:
+        neck['in_channels'] = after[0]
+        return
+    listed = list(value) if isinstance(value, (list, tuple)) else []
+    if listed == before[::-1] and listed != before:  # YOLO's read from the deepest map on
+        before, after = before[::-1], after[::-1]
+    elif listed != before and listed == [before[i] for i in used]:
+        before = listed
+    if not listed or listed != before:
+        raise InputError(f'{type_name(neck)} has in_channels={value}, and the backbone gives maps of '
+                         f'{_channels(old)} channels')
+    outs = neck.get('out_channels')
+    if isinstance(outs, (list, tuple)) and list(outs[:len(listed)]) == listed:  # SSD's hands the maps on as they are
+        neck['out_channels'] = type(outs)((*after, *outs[len(listed):]))
+    neck['in_channels'] = type(value)(after)
+    if dropped and listed == before:
+        for key in ('start_level', 'end_level'):
+            if neck.get(key, -1) >= dropped:
+                neck[key] -= dropped
+
+
+def _readers(holder: dict, maps: Sequence[FeatureMap]) -> Iterator[_Reader]:
+    """What beside a backbone and its necks reads some of ``maps``, as its channels tell."""
+    channels = [item.channels for item in maps]
+    for key, part in holder.items():
+        if key in _NOT_READERS:
+            continue
+        own_heads = as_list(part) if key in _HEADS_OF_SEGMENTORS else []
+        for node in walk(part):
+            value, indices = node.get('in_channels'), node.get('in_index')
+            if isinstance(value, (list, tuple)):
+                value = list(value)
+                for order in ([int(i) for i in indices] if isinstance(indices, (list, tuple)) else None,
+                              list(range(len(maps))), list(range(len(maps)))[::-1]):
+                    if order is not None and max(order) < len(maps) and value == [channels[i] for i in order]:
+                        yield _Reader(node, 'in_channels', [i % len(maps) for i in order], True)
+                        break
+            elif isinstance(value, int):
+                is_head = any(node is head for head in own_heads)
+                index = indices if isinstance(indices, int) else -1 if is_head or len(maps) == 1 else None
+                if index is not None and -len(maps) <= index < len(maps) and value == channels[index]:
+                    yield _Reader(node, 'in_channels', [index % len(maps)], False)
+            if node.get('c1_in_channels') == channels[0]:
+                yield _Reader(node, 'c1_in_channels', [0], False)
+            if len(maps) == 1 and 'featmap_strides' in node and node.get('out_channels') == channels[0]:
+                yield _Reader(node, 'out_channels', [0], False)
+
+
+def _rewrite(reader: _Reader, used: Sequence[int], new: Sequence[FeatureMap]) -> None:
+    """Give a reader the channels of the new maps, and their places among those that are left."""
+    places = [used.index(index) for index in reader.indices]
+    channels = [new[i].channels for i in places]
+    node, key = reader.node, reader.key
+    node[key] = type(node[key])(channels) if reader.several else channels[0]
+    index = node.get('in_index')
+    if key == 'in_channels' and isinstance(index, (list, tuple)):
+        node['in_index'] = type(index)(places)
+    elif key == 'in_channels' and isinstance(index, int) and index >= 0:
+        node['in_index'] = places[0]
+
+
+def _channels(maps: Sequence[FeatureMap]) -> str:
+    return ', '.join(str(item.channels) for item in maps)

@@ -1,0 +1,98 @@
+"""The maps that a backbone or a neck gives: it is built without weights and run once."""
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from mmengine.registry import MODELS, DefaultScope
+from torch import Tensor, nn
+
+from ..engine.configs import type_name
+from ..errors import InputError
+
+# large enough for the six or seven maps of SSD's necks
+_IMAGE = 512
+
+
+@dataclass(frozen=True)
+class FeatureMap:
+    """Channels of a map, and how many pixels of the image lie between two of its cells."""
+    channels: int
+    stride: int
+
+
+def backbone_maps(backbone: dict, scope: str | None) -> list[FeatureMap]:
+    """The maps that a backbone gives, in order.
+
+    Args:
+        backbone (dict): Its config.
+        scope (str, optional): The config's ``default_scope``, in whose registries names are looked up first.
+
+    Raises:
+        InputError: If it cannot be built or run here.
+    """
+
+    def run(module: nn.Module) -> list[FeatureMap]:
+        with torch.no_grad():
+            return [_measure(out) for out in _as_maps(module(torch.zeros(1, image_channels(backbone), _IMAGE, _IMAGE)))]
+
+    return _on_meta_or_cpu(backbone, scope, run)
+
+
+def neck_maps(necks: Sequence[dict], maps: Sequence[FeatureMap],
+              scope: str | None) -> tuple[list[FeatureMap], list[int]]:
+    """The maps that necks give, one after the other, and which maps of the backbone the first of them makes use of.
+
+    Args:
+        necks (Sequence[dict]): Their configs.
+        maps (Sequence[FeatureMap]): The maps of the backbone.
+        scope (str, optional): The config's ``default_scope``.
+
+    Raises:
+        InputError: If one of them cannot be built or run here.
+    """
+    used = None
+    for neck in necks:
+
+        def run(module: nn.Module, maps=maps) -> tuple[list[FeatureMap], list[int]]:
+            inputs = [
+                torch.zeros(1, item.channels, *[_IMAGE // item.stride] * 2, requires_grad=True) for item in maps
+            ]
+            outs = _as_maps(module(tuple(inputs)))
+            grads = torch.autograd.grad([out.sum() for out in outs], inputs, allow_unused=True)
+            return [_measure(out) for out in outs], [i for i, grad in enumerate(grads) if grad is not None]
+
+        maps, uses = _on_meta_or_cpu(neck, scope, run)
+        used = uses if used is None else used
+    return list(maps), list(range(len(maps))) if used is None else used
+
+
+def image_channels(backbone: dict) -> int:
+    """Channels of the image that a backbone takes."""
+    return backbone.get('in_channels', 3)
+
+
+def _on_meta_or_cpu(module: dict, scope: str | None, run: Callable):
+    """Without storage where that is possible; compiled operators, and ``item()`` in a constructor, need the CPU."""
+    for device in ('meta', 'cpu'):
+        try:
+            # tensors that are made while it runs are to lie there as well
+            with torch.device(device), DefaultScope.overwrite_default_scope(scope):
+                built = MODELS.build(copy.deepcopy(module))
+                built.eval()  # which gives nothing back in mmdet
+                return run(built)
+        except Exception as error:  # modules fail in any way
+            if device == 'cpu':
+                raise InputError(f'{type_name(module)} cannot be built and run here, which tells the channels of its '
+                                 f'maps: {" ".join(str(error).split())}') from error
+
+
+def _as_maps(outs) -> list[Tensor]:
+    outs = [outs] if isinstance(outs, Tensor) else outs
+    return [out for out in outs if isinstance(out, Tensor) and out.ndim == 4]
+
+
+def _measure(out: Tensor) -> FeatureMap:
+    return FeatureMap(out.shape[1], round(_IMAGE / out.shape[-1]))
