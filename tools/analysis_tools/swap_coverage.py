@@ -236,15 +236,13 @@ def in_processes(attempt: str, sources: Iterable[Source], args: Namespace) -> It
     running, waiting = {}, iter(sources)
     try:
         while True:
-            for source in waiting:
+            while len(running) < args.jobs and (source := next(waiting, None)):
                 mine, theirs = context.Pipe(duplex=False)
                 process = context.Process(target=try_one, args=(theirs, attempt, source.file, args.arch,
                                                                 args.memory_limit), daemon=True)
                 process.start()
                 theirs.close()
                 running[source] = (process, mine, time.monotonic())
-                if len(running) == args.jobs:
-                    break
             if not running:
                 return
             wait([process.sentinel for process, _, _ in running.values()], timeout=1)
