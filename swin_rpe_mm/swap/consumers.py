@@ -62,7 +62,7 @@ def rewire(place: Place, task: str, scope: str | None, channels_of: Callable[[in
     name = type_name(place.backbone)
     necks = necks_of(place.holder)
     if necks:
-        behind_old, used = neck_maps(necks, old, scope)
+        behind_old, used = neck_maps(necks[0], old, scope)
     else:
         readers = list(_readers(place.holder, old))
         used = sorted({index for reader in readers for index in reader.indices})
@@ -79,8 +79,11 @@ def rewire(place: Place, task: str, scope: str | None, channels_of: Callable[[in
     new = [FeatureMap(channels_of(stage), STRIDES[0] * 2**stage) for stage in stages]
     if necks:
         _rewrite_neck(necks[0], old, new, used)
-        behind_new, _ = neck_maps(necks, new, scope)
+        behind_new, _ = neck_maps(necks[0], new, scope)
         if [item.channels for item in behind_old] != [item.channels for item in behind_new]:
+            if len(necks) > 1:
+                raise InputError(f'{type_name(necks[0])} is as wide as the backbone, and necks behind it are not '
+                                 'rewritten')
             for reader in _readers(place.holder, behind_old):
                 _rewrite(reader, list(range(len(behind_old))), behind_new)
     else:

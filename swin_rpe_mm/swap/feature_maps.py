@@ -41,32 +41,25 @@ def backbone_maps(backbone: dict, scope: str | None) -> list[FeatureMap]:
     return _on_meta_or_cpu(backbone, scope, run)
 
 
-def neck_maps(necks: Sequence[dict], maps: Sequence[FeatureMap],
-              scope: str | None) -> tuple[list[FeatureMap], list[int]]:
-    """The maps that necks give, one after the other, and which maps of the backbone the first of them makes use of.
+def neck_maps(neck: dict, maps: Sequence[FeatureMap], scope: str | None) -> tuple[list[FeatureMap], list[int]]:
+    """The maps that a neck gives, and which of those before it it makes use of.
 
     Args:
-        necks (Sequence[dict]): Their configs.
-        maps (Sequence[FeatureMap]): The maps of the backbone.
+        neck (dict): Its config.
+        maps (Sequence[FeatureMap]): The maps before it.
         scope (str, optional): The config's ``default_scope``.
 
     Raises:
-        InputError: If one of them cannot be built or run here.
+        InputError: If it cannot be built or run here.
     """
-    used = None
-    for neck in necks:
 
-        def run(module: nn.Module, maps=maps) -> tuple[list[FeatureMap], list[int]]:
-            inputs = [
-                torch.zeros(1, item.channels, *[_IMAGE // item.stride] * 2, requires_grad=True) for item in maps
-            ]
-            outs = _as_maps(module(tuple(inputs)))
-            grads = torch.autograd.grad([out.sum() for out in outs], inputs, allow_unused=True)
-            return [_measure(out) for out in outs], [i for i, grad in enumerate(grads) if grad is not None]
+    def run(module: nn.Module) -> tuple[list[FeatureMap], list[int]]:
+        inputs = [torch.zeros(1, item.channels, *[_IMAGE // item.stride] * 2, requires_grad=True) for item in maps]
+        outs = _as_maps(module(tuple(inputs)))
+        grads = torch.autograd.grad([out.sum() for out in outs], inputs, allow_unused=True)
+        return [_measure(out) for out in outs], [i for i, grad in enumerate(grads) if grad is not None]
 
-        maps, uses = _on_meta_or_cpu(neck, scope, run)
-        used = uses if used is None else used
-    return list(maps), list(range(len(maps))) if used is None else used
+    return _on_meta_or_cpu(neck, scope, run)
 
 
 def image_channels(backbone: dict) -> int:

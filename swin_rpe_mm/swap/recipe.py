@@ -143,6 +143,6 @@ def _set_no_decay(wrapper: dict, depths: list[int]) -> None:
         added = (*_NO_DECAY[:3], 'w_msa.rpe.', 'logit_scale', 'backbone.norm', 'patch_embed.norm', 'downsample.norm',
                  *(f'.blocks.{i}.norm' for i in range(max(depths))))
     for key in added:
-        keys.setdefault(key if len(key) > len(own) else f'{own}{key}', dict(setting))
+        keys.setdefault(key, dict(setting))
     paramwise['custom_keys'] = keys
     wrapper['paramwise_cfg'] = paramwise

@@ -131,6 +131,8 @@ def _replace(swap: Swap, place: Place, arch: str, rpe, window_size, pretrained, 
         backbone['rpe'] = rpe
     if window_size is not None:
         backbone['window_size'] = window_size
+    if old.get('with_cp'):
+        backbone['with_cp'] = True
     backbone['drop_path_rate'] = drop_path_of(arch, task) if drop_path_rate is None else drop_path_rate
     if wiring.stages != [0, 1, 2, 3]:
         backbone['out_indices'] = tuple(wiring.stages)
@@ -145,8 +147,10 @@ def _replace(swap: Swap, place: Place, arch: str, rpe, window_size, pretrained, 
                       f'{"weights " + weights if weights else "random weights"}')
     swap.notes += _tell_maps(wiring)
     swap.notes += _tell_changes(before, place)
-    swap.notes += _tell_lost(old)
+    swap.notes += _tell_lost(old, place.holder)
     swap.notes += _drop_old_weights(cfg, place, name)
+    if cfg.get('data_preprocessor'):  # which mmengine puts into a model that has none
+        cfg.model.setdefault('data_preprocessor', cfg.data_preprocessor)
     normalise = bool(weights) and image_channels(old) == 3
     swap.notes += swap_preprocessors(cfg.model, place.path, task, normalise)
     if keep_optimizer:
@@ -185,10 +189,17 @@ def _tell_changes(before: dict, place: Place) -> list[str]:
     return notes
 
 
-def _tell_lost(old: dict) -> list[str]:
-    """Parts of the old backbone that go with it."""
-    parts = [key for key in ('dcn', 'plugins', 'sac', 'gcb', 'gen_attention') if old.get(key)]
-    return [f'the old backbone\'s {" and ".join(parts)} go with it'] if parts else []
+def _tell_lost(old: dict, holder: dict) -> list[str]:
+    """What goes with the old backbone, and what does not."""
+    notes = []
+    parts = [key for key in ('dcn', 'plugins', 'sac', 'gen_attention') if old.get(key)]
+    if parts:
+        notes.append(f"the old backbone's {' and '.join(parts)} go with it")
+    if old.get('frozen_stages', -1) >= 0:
+        notes.append(f'frozen_stages={old["frozen_stages"]} goes with it too: the published recipes train all of Swin')
+    if any(key.startswith('teacher') and holder[key] for key in holder):
+        notes.append('the teacher keeps its backbone')
+    return notes
 
 
 def _drop_old_weights(cfg: Config, place: Place, name: str) -> list[str]:
