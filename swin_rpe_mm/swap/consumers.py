@@ -5,6 +5,7 @@ SSD's, the heads behind it are rewritten too.
 """
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -27,10 +28,12 @@ class Wiring:
     Attributes:
         stages (list[int]): The stages that are returned.
         old, new (list[FeatureMap]): The maps of the old backbone, and those of the stages.
+        unread (list[int]): Which of these stages nothing makes use of.
     """
     stages: list[int]
     old: list[FeatureMap]
     new: list[FeatureMap]
+    unread: list[int]
 
 
 @dataclass
@@ -59,63 +62,87 @@ def rewire(place: Place, task: str, scope: str | None, channels_of: Callable[[in
         SwapRefused: If Swin has no maps like the old ones.
     """
     old = backbone_maps(place.backbone, scope)
-    name = type_name(place.backbone)
-    necks = necks_of(place.holder)
-    if necks:
-        behind_old, used = neck_maps(necks[0], old, scope)
-    else:
-        readers = list(_readers(place.holder, old))
-        used = sorted({index for reader in readers for index in reader.indices})
+    if not old:
+        raise InputError(f'{place.name}, {type_name(place.backbone)}, gives no maps of features')
+
+    def wire(used: Sequence[int], read: Sequence[int]) -> Wiring:
+        name = type_name(place.backbone)
+        if task == 'detection':
+            stages = match_stages([old[i] for i in used], task, name)
+        else:
+            matched = match_stages(old, task, name)
+            stages = [matched[i] for i in used]
+        new = [FeatureMap(channels_of(stage), STRIDES[0] * 2**stage) for stage in stages]
+        return Wiring(stages, [old[i] for i in used], new, [stage for i, stage in zip(used, stages) if i not in read])
+
+    if necks_of(place.holder):
+        return _rewire_neck(place, old, scope, wire)
+    readers = list(_readers(place.holder, old))
+    used = sorted({index for reader in readers for index in reader.indices})
     if not used:
-        raise InputError(f'nothing beside {place.name} is found that reads its maps of '
-                         f'{_channels(old)} channels')
-    # a neck may pass over a map between two others
-    used = list(range(used[0], used[-1] + 1)) if necks else used
-    if task == 'detection':
-        stages = match_stages([old[i] for i in used], task, name)
-    else:
-        matched = match_stages(old, task, name)
-        stages = [matched[i] for i in used]
-    new = [FeatureMap(channels_of(stage), STRIDES[0] * 2**stage) for stage in stages]
-    if necks:
-        _rewrite_neck(necks[0], old, new, used)
-        behind_new, _ = neck_maps(necks[0], new, scope)
-        if [item.channels for item in behind_old] != [item.channels for item in behind_new]:
-            if len(necks) > 1:
-                raise InputError(f'{type_name(necks[0])} is as wide as the backbone, and necks behind it are not '
-                                 'rewritten')
-            for reader in _readers(place.holder, behind_old):
-                _rewrite(reader, list(range(len(behind_old))), behind_new)
-    else:
-        for reader in readers:
-            _rewrite(reader, used, new)
-    return Wiring(stages, [old[i] for i in used], new)
+        raise InputError(f'nothing beside {place.name} is found that reads its maps of {_channels(old)} channels')
+    wiring = wire(used, used)
+    for reader in readers:
+        _rewrite(reader, used, wiring.new)
+    return wiring
+
+
+def _rewire_neck(place: Place, old: Sequence[FeatureMap], scope: str | None,
+                 wire: Callable[[Sequence[int], Sequence[int]], Wiring]) -> Wiring:
+    """Rewrite the first neck, and what lies behind it if that depends on the width of the backbone."""
+    neck, *further = necks_of(place.holder)
+    try:
+        behind, read = neck_maps(neck, old, scope)
+    except InputError:
+        # some operators are for GPUs only; a neck with a width of its own need not run
+        if not isinstance(neck.get('out_channels'), int):
+            raise
+        behind, read = None, range(max(neck.get('start_level', 0), 0), len(old))
+    before = copy.deepcopy(neck)
+    # maps before and after those that are read are left out; where a neck counts on them all the same, all stay
+    every = range(len(old))
+    for used in (range(read[0], read[-1] + 1), every):
+        wiring = wire(used, read)
+        neck.clear()
+        neck.update(copy.deepcopy(before))
+        _rewrite_neck(neck, old, wiring.new, used)
+        if behind is None:
+            return wiring
+        try:
+            now, _ = neck_maps(neck, wiring.new, scope)
+            break
+        except InputError:
+            if used == every:
+                raise
+    if [item.channels for item in behind] != [item.channels for item in now]:
+        if further:
+            raise InputError(f'{type_name(neck)} is as wide as the backbone, and necks behind it are not rewritten')
+        for reader in _readers(place.holder, behind):
+            _rewrite(reader, range(len(behind)), now)
+    return wiring
 
 
 def _rewrite_neck(neck: dict, old: Sequence[FeatureMap], new: Sequence[FeatureMap], used: Sequence[int]) -> None:
     """Put the new channels where the old ones stood, and count levels from the first map that is left."""
     value = neck.get('in_channels')
-    before, after = [item.channels for item in old], [item.channels for item in new]
-    dropped = used[0]
-    if isinstance(value, int) and len(used) == 1 and value == before[used[0]]:
+    listed = list(value) if isinstance(value, (list, tuple)) else []
+    every, after = ([item.channels for item in maps] for maps in (old, new))
+    kept = [every[i] for i in used]
+    if isinstance(value, int) and kept == [value]:
         neck['in_channels'] = after[0]
         return
-    listed = list(value) if isinstance(value, (list, tuple)) else []
-    if listed == before[::-1] and listed != before:  # YOLO's read from the deepest map on
-        before, after = before[::-1], after[::-1]
-    elif listed != before and listed == [before[i] for i in used]:
-        before = listed
-    if not listed or listed != before:
+    if listed == kept[::-1] and listed != kept:  # YOLO's reads from the deepest map on
+        after = after[::-1]
+    elif listed not in (every, kept):
         raise InputError(f'{type_name(neck)} has in_channels={value}, and the backbone gives maps of '
                          f'{_channels(old)} channels')
     outs = neck.get('out_channels')
     if isinstance(outs, (list, tuple)) and list(outs[:len(listed)]) == listed:  # SSD's hands the maps on as they are
         neck['out_channels'] = type(outs)((*after, *outs[len(listed):]))
     neck['in_channels'] = type(value)(after)
-    if dropped and listed == before:
-        for key in ('start_level', 'end_level'):
-            if neck.get(key, -1) >= dropped:
-                neck[key] -= dropped
+    for key in ('start_level', 'end_level') if listed != kept else ():
+        if neck.get(key, -1) >= used[0]:
+            neck[key] -= used[0]
 
 
 def _readers(holder: dict, maps: Sequence[FeatureMap]) -> Iterator[_Reader]:

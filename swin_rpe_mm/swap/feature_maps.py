@@ -83,8 +83,10 @@ def _on_meta_or_cpu(module: dict, scope: str | None, run: Callable):
 
 
 def _as_maps(outs) -> list[Tensor]:
-    outs = [outs] if isinstance(outs, Tensor) else outs
-    return [out for out in outs if isinstance(out, Tensor) and out.ndim == 4]
+    """The maps in what a module gives, which may come each with the vector of a class token."""
+    if isinstance(outs, Tensor):
+        return [outs] if outs.ndim == 4 else []
+    return [found for out in outs for found in _as_maps(out)]
 
 
 def _measure(out: Tensor) -> FeatureMap:

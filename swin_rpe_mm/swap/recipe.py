@@ -20,11 +20,12 @@ _NO_DECAY = ('absolute_pos_embed', 'window_pos_embed', 'relative_position_bias_t
 
 @dataclass(frozen=True)
 class Recipe:
-    """Learning rate, weight decay, and the warm-up's first factor and length in iterations."""
+    """Learning rate, weight decay, the warm-up's first factor and its length in iterations, and images per step."""
     lr: float
     weight_decay: float
     start_factor: float
     warmup: int
+    batch: int = 16
 
 
 # Mask R-CNN in mmdet and UPerNet in mmseg
@@ -34,10 +35,10 @@ _BY_TASK = {
 }
 # models and decode heads whose Swin configs in mmdet and mmseg differ from those on other backbones
 _BY_MODEL = {
-    'MaskFormer': Recipe(6e-5, 0.01, 1e-6, 1500),
+    'MaskFormer': Recipe(6e-5, 0.01, 1e-6, 1500, batch=64),
     'MaskFormerHead': Recipe(6e-5, 0.01, 1e-6, 1500),
     'IterativeDecodeHead': Recipe(6e-5, 0.0005, 1e-3, 1000),
-    'RTMDet': Recipe(1e-3, 0.05, 1e-5, 1000),
+    'RTMDet': Recipe(1e-3, 0.05, 1e-5, 1000, batch=128),
 }
 
 
@@ -78,10 +79,10 @@ def set_recipe(cfg: Config, names: list[str], task: str, depths: list[int]) -> l
                      f'Swin, was {type_name(optimizer)} with lr={old_lr}')
         notes += _set_schedule(cfg, recipe, recipe.lr / old_lr if old_lr else 1., task)
         scale = cfg.get('auto_scale_lr')
-        if published is None and scale and scale.get('base_batch_size', 16) != 16:
-            notes.append('auto_scale_lr: the learning rate is that of 16 images per step, was '
+        if scale and scale.get('base_batch_size', recipe.batch) != recipe.batch:
+            notes.append(f'auto_scale_lr: the learning rate is that of {recipe.batch} images per step, was '
                          f'{scale["base_batch_size"]}')
-            scale['base_batch_size'] = 16
+            scale['base_batch_size'] = recipe.batch
     if wrapper.get('clip_grad'):
         notes.append(f'the gradient clip {dict(wrapper["clip_grad"])} is kept')
     _set_no_decay(wrapper, depths)

@@ -38,6 +38,13 @@ MODELS = {
 }
 
 
+_SENTENCES = {
+    'backbone': 'the backbone {} cannot be swapped: {}',
+    'neck': 'the neck {} works with no other backbone: {}',
+    'model': '{} has no backbone that could be swapped: {}',
+}
+
+
 def refuse(part: str, name: str, reason: str) -> SwapRefused:
-    """The exception for a part of a model."""
-    return SwapRefused(f'{name} cannot be swapped or served by another backbone: as a {part}, {reason}')
+    """The exception for a part of a model: ``'backbone'``, ``'neck'`` or ``'model'``."""
+    return SwapRefused(_SENTENCES[part].format(name, reason))

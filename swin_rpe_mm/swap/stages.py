@@ -31,8 +31,8 @@ def match_stages(maps: Sequence[FeatureMap], task: str, name: str) -> list[int]:
     """
     strides = [item.stride for item in maps]
     if len(maps) > 1 and len(set(maps)) == 1:
-        raise SwapRefused(f'{name} is a plain transformer that gives {len(maps)} maps of one size, and what reads them '
-                          'makes a pyramid of these; Swin is a pyramid itself')
+        raise SwapRefused(f'{name} is a plain transformer: its {len(maps)} maps have one size, and what reads them is '
+                          'made for that, while the maps of Swin are a pyramid')
     if task == 'segmentation' and strides[-1] <= STRIDES[-1]:
         if len(maps) > len(STRIDES):
             raise SwapRefused(f'{name} gives {len(maps)} maps, and Swin has {len(STRIDES)} stages')
