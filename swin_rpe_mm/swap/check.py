@@ -203,7 +203,7 @@ def _train(model: nn.Module, cfg: Config) -> dict[str, float]:
     except NotImplementedError:
         return {}
     total, values = model.parse_losses(losses)
-    values = {name: float(value) for name, value in values.items()}
+    values = {name: float(value.detach()) for name, value in values.items()}
     if not total.isfinite():
         raise RuntimeError(f'the losses are {values}')
     total.backward()

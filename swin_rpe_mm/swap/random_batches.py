@@ -96,8 +96,7 @@ def _detection(cfg: dict, sizes: Sequence[tuple[int, int]]) -> dict:
     classes, stuff = _box_classes(model), _semantic_classes(model)
     shapes = [(_channels(cfg), *size) for size in sizes]
     batch = demo_mm_inputs(len(sizes), shapes, num_items=_OBJECTS[:len(sizes)], with_mask=True,
-                           num_classes=max(stuff, 2), with_semantic=stuff > 0,
-                           sem_seg_output_strides=_label_map_stride(cfg))
+                           num_classes=max(stuff, 2), with_semantic=stuff > 0)
     for sample, proposals in zip(batch['data_samples'], demo_mm_proposals(shapes, 8)):
         sample.proposals = proposals
         sample.set_metainfo(dict(homography_matrix=torch.eye(3).numpy()))
@@ -144,13 +143,6 @@ def _semantic_classes(model: dict) -> int:
         return stuff[0] + _numbers(model, 'num_things_classes')[0]
     heads = [node['semantic_head'] for node in walk(model) if node.get('semantic_head')]
     return _numbers(heads, 'num_classes')[0] if heads else 0
-
-
-def _label_map_stride(cfg: dict) -> int:
-    """How much smaller than its image a label map is, as the pipeline makes it."""
-    scales = [node['scale_factor'] for node in walk(as_list(cfg.get('train_dataloader')))
-              if type_name(node) == 'SegRescale']
-    return round(1 / scales[0]) if scales else 1
 
 
 def _numbers(node: Any, key: str) -> list[int]:
