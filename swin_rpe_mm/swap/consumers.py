@@ -177,6 +177,8 @@ def _rewrite(reader: _Reader, used: Sequence[int], new: Sequence[FeatureMap]) ->
     places = [used.index(index) for index in reader.indices]
     channels = [new[i].channels for i in places]
     node, key = reader.node, reader.key
+    if node.get('num_convs') == 0 and node.get('channels') == node[key]:  # the classifier reads the map itself
+        node['channels'] = channels[0]
     node[key] = type(node[key])(channels) if reader.several else channels[0]
     index = node.get('in_index')
     if key == 'in_channels' and isinstance(index, (list, tuple)):

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from ..engine.configs import type_name
 from ..errors import InputError
 
-# large enough for the six or seven maps of SSD's necks
-_IMAGE = 512
+# without storage any size costs the same: large enough for the six or seven maps of SSD's necks
+_SIZES = dict(meta=512, cpu=128)
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,9 @@ def backbone_maps(backbone: dict, scope: str | None) -> list[FeatureMap]:
         InputError: If it cannot be built or run here.
     """
 
-    def run(module: nn.Module) -> list[FeatureMap]:
+    def run(module: nn.Module, size: int) -> list[FeatureMap]:
         with torch.no_grad():
-            return [_measure(out) for out in _as_maps(module(torch.zeros(1, image_channels(backbone), _IMAGE, _IMAGE)))]
+            return _measure(module(torch.zeros(1, image_channels(backbone), size, size)), size)
 
     return _on_meta_or_cpu(backbone, scope, run)
 
@@ -53,11 +53,11 @@ def neck_maps(neck: dict, maps: Sequence[FeatureMap], scope: str | None) -> tupl
         InputError: If it cannot be built or run here.
     """
 
-    def run(module: nn.Module) -> tuple[list[FeatureMap], list[int]]:
-        inputs = [torch.zeros(1, item.channels, *[_IMAGE // item.stride] * 2, requires_grad=True) for item in maps]
-        outs = _as_maps(module(tuple(inputs)))
-        grads = torch.autograd.grad([out.sum() for out in outs], inputs, allow_unused=True)
-        return [_measure(out) for out in outs], [i for i, grad in enumerate(grads) if grad is not None]
+    def run(module: nn.Module, size: int) -> tuple[list[FeatureMap], list[int]]:
+        inputs = [torch.zeros(1, item.channels, *[size // item.stride] * 2, requires_grad=True) for item in maps]
+        outs = module(tuple(inputs))
+        grads = torch.autograd.grad([out.sum() for out in _as_maps(outs)], inputs, allow_unused=True)
+        return _measure(outs, size), [i for i, grad in enumerate(grads) if grad is not None]
 
     return _on_meta_or_cpu(neck, scope, run)
 
@@ -69,13 +69,13 @@ def image_channels(backbone: dict) -> int:
 
 def _on_meta_or_cpu(module: dict, scope: str | None, run: Callable):
     """Without storage where that is possible; compiled operators, and ``item()`` in a constructor, need the CPU."""
-    for device in ('meta', 'cpu'):
+    for device, size in _SIZES.items():
         try:
             # tensors that are made while it runs are to lie there as well
             with torch.device(device), DefaultScope.overwrite_default_scope(scope):
                 built = MODELS.build(copy.deepcopy(module))
                 built.eval()  # which gives nothing back in mmdet
-                return run(built)
+                return run(built, size)
         except Exception as error:  # modules fail in any way
             if device == 'cpu':
                 raise InputError(f'{type_name(module)} cannot be built and run here, which tells the channels of its '
@@ -89,5 +89,5 @@ def _as_maps(outs) -> list[Tensor]:
     return [found for out in outs for found in _as_maps(out)]
 
 
-def _measure(out: Tensor) -> FeatureMap:
-    return FeatureMap(out.shape[1], round(_IMAGE / out.shape[-1]))
+def _measure(outs, size: int) -> list[FeatureMap]:
+    return [FeatureMap(out.shape[1], round(size / out.shape[-1])) for out in _as_maps(outs)]
