@@ -17,7 +17,7 @@ from mmengine.model import revert_sync_batchnorm
 from mmengine.registry import MODELS, DefaultScope
 from torch import nn
 
-from ..engine.configs import type_name, walk
+from ..engine.configs import check_ops, type_name, walk
 from ..errors import InputError
 from ..models.backbones.swin_rpe import SwinRPE
 from .random_batches import SIZES, random_batch
@@ -76,7 +76,7 @@ def check(cfg: Config) -> CheckResult:
         CheckResult: Parameters, losses, predictions and time.
 
     Raises:
-        InputError: If the config has no model, or one that needs a download.
+        InputError: If the config has no model, or one that needs a download or operators that are missing.
         CheckFailed: If the model cannot be built, or one of the steps fails; the original error is its cause.
     """
     start = time.perf_counter()
@@ -108,6 +108,7 @@ def prepare(cfg: Config) -> Config:
     """
     if cfg.get('model') is None:
         raise InputError(f'config {cfg.filename or ""} has no model to check')
+    check_ops(cfg)
     cfg = deepcopy(cfg)
     for node in walk(cfg.model):
         if type_name(node) in _DOWNLOADS:
@@ -164,7 +165,7 @@ def _find_teacher(cfg: Config) -> None:
 
 @contextmanager
 def of_package(cfg: Config) -> Iterator[None]:
-    """Names of types are looked up in the package of the config, whose modules are imported."""
+    """Look names of types up in the package of the config first, as a runner does."""
     with DefaultScope.overwrite_default_scope(cfg.get('default_scope')):
         with MODELS.switch_scope_and_registry(cfg.get('default_scope')):
             yield
