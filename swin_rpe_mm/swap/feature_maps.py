@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from ..engine.configs import type_name
 from ..errors import InputError
 
-# without storage any size costs the same: large enough for the six or seven maps of SSD's necks
-_SIZES = dict(meta=512, cpu=128)
+# where to run, on images of which size: without storage any costs the same, and SSD's six or seven maps need a large one
+_TRIALS = (('meta', 512), ('cpu', 128), ('cpu', 512))
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def image_channels(backbone: dict) -> int:
 
 def _on_meta_or_cpu(module: dict, scope: str | None, run: Callable):
     """Without storage where that is possible; compiled operators, and ``item()`` in a constructor, need the CPU."""
-    for device, size in _SIZES.items():
+    for device, size in _TRIALS:
         try:
             # tensors that are made while it runs are to lie there as well
             with torch.device(device), DefaultScope.overwrite_default_scope(scope):
@@ -77,7 +77,7 @@ def _on_meta_or_cpu(module: dict, scope: str | None, run: Callable):
                 built.eval()  # which gives nothing back in mmdet
                 return run(built, size)
         except Exception as error:  # modules fail in any way
-            if device == 'cpu':
+            if (device, size) == _TRIALS[-1]:
                 raise InputError(f'{type_name(module)} cannot be built and run here, which tells the channels of its '
                                  f'maps: {" ".join(str(error).split())}') from error
 
