@@ -17,7 +17,7 @@ from mmengine.model import revert_sync_batchnorm
 from mmengine.registry import MODELS, DefaultScope
 from torch import nn
 
-from ..engine.configs import check_ops, type_name, walk
+from ..engine.configs import check_ops, type_name, walk, without_sync_bn
 from ..errors import InputError
 from ..models.backbones.swin_rpe import SwinRPE
 from .random_batches import SIZES, random_batch
@@ -117,11 +117,12 @@ def prepare(cfg: Config) -> Config:
         _drop_weights(node)
         _shrink(node)
     _find_teacher(cfg)
+    without_sync_bn(cfg)
     return cfg
 
 
 def build(cfg: Config) -> nn.Module:
-    """The model of a prepared config, without the batch norms that need a process group."""
+    """The model of a prepared config; where a class asks for batch norms over processes, it gets others too."""
     return revert_sync_batchnorm(MODELS.build(cfg.model))
 
 
