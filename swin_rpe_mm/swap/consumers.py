@@ -159,6 +159,8 @@ def _readers(holder: dict, maps: Sequence[FeatureMap]) -> Iterator[_Reader]:
                 for order in ([int(i) for i in indices] if isinstance(indices, (list, tuple)) else None,
                               list(range(len(maps))), list(range(len(maps)))[::-1]):
                     if order is not None and max(order) < len(maps) and value == [channels[i] for i in order]:
+                        if type_name(node) == 'EncHead' and not node.get('add_lateral'):
+                            order = order[-1:]  # the others are for its lateral convolutions
                         yield _Reader(node, 'in_channels', [i % len(maps) for i in order], True)
                         break
             elif isinstance(value, int):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ..engine.configs import type_name
 from ..errors import InputError
 
-# where to run, on images of which size: without storage any costs the same, and SSD's six or seven maps need a large one
+# where to run, on images of which size: without storage any costs the same, and SSD's necks need a large one
 _TRIALS = (('meta', 512), ('cpu', 128), ('cpu', 512))
 
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from mmengine.config import Config, ConfigDict
 
-from ..engine.configs import type_name
+from ..engine.configs import as_list, type_name
 from ..errors import InputError
-from .refusals import BACKBONES, MODELS, NECKS, SwapRefused, refuse
+from .refusals import BACKBONES, HEADS, MODELS, NECKS, SwapRefused, refuse
 
 # models beside the one to swap: what tells tracked objects apart, and what a student learns from
 _OTHERS = ('reid', 'teacher')
@@ -60,6 +60,9 @@ def find_backbone(cfg: Config) -> Place:
     for neck in necks_of(place.holder):
         if type_name(neck) in NECKS:
             raise refuse('neck', type_name(neck), NECKS[type_name(neck)])
+    for head in as_list(place.holder.get('decode_head')):
+        if type_name(head) in HEADS:
+            raise refuse('head', type_name(head), HEADS[type_name(head)])
     shared = (place.holder.get('roi_head') or {}).get('shared_head')
     if shared:
         raise SwapRefused(f'the heads share {type_name(shared)}, the last stage of {name} run on each box, whose '
@@ -69,10 +72,7 @@ def find_backbone(cfg: Config) -> Place:
 
 def necks_of(holder: dict) -> list[ConfigDict]:
     """The necks in the order in which they run."""
-    neck = holder.get('neck')
-    if not neck:
-        return []
-    return list(neck) if isinstance(neck, (list, tuple)) else [neck]
+    return as_list(holder.get('neck') or None)
 
 
 def _wrappers(model: dict) -> Iterator[dict]:

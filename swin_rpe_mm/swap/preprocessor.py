@@ -39,7 +39,7 @@ def swap_preprocessors(model: dict, path: tuple[str, ...], task: str, normalise:
                          "Swin's weights expect")
         if name in _OURS:
             node['type'] = _OURS[name]
-        else:
+        elif node['type'] not in _OURS.values():
             notes.append(f'{name} is kept; it does not tell the extents of images, so that the padding of a batch is '
                          'taken for content')
     return list(dict.fromkeys(notes))

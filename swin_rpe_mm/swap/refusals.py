@@ -31,6 +31,9 @@ NECKS = {
     'SimpleFPN': 'it makes a pyramid from the one map of a plain ViT',
     'Feature2Pyramid': 'it makes a pyramid from the maps of a plain ViT, which all have one size',
 }
+HEADS = {
+    'LRASPPHead': 'it averages over 49x49 cells of a map of stride 8, which are more than a map of Swin has',
+}
 MODELS = {
     'BaseReID': 'it tells objects apart from one vector per picture, with neither boxes nor a label map',
     'Detectron2Wrapper': "its model is built by Detectron2, from Detectron2's own settings",
@@ -40,11 +43,12 @@ MODELS = {
 
 _SENTENCES = {
     'backbone': 'the backbone {} cannot be swapped: {}',
+    'head': 'the head {} works with no other backbone: {}',
     'neck': 'the neck {} works with no other backbone: {}',
     'model': '{} has no backbone that could be swapped: {}',
 }
 
 
 def refuse(part: str, name: str, reason: str) -> SwapRefused:
-    """The exception for a part of a model: ``'backbone'``, ``'neck'`` or ``'model'``."""
+    """The exception for a part of a model: ``'backbone'``, ``'neck'``, ``'head'`` or ``'model'``."""
     return SwapRefused(_SENTENCES[part].format(name, reason))

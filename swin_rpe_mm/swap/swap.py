@@ -18,7 +18,7 @@ from .recipe import check_kept_optimizer, set_recipe
 from .weights import PRETRAINED, drop_path_of
 
 BACKBONE = 'swin_rpe_mm.SwinRPE'
-_SWIN = ('SwinTransformer', 'mmdet.SwinTransformer', 'mmseg.SwinTransformer')
+_SWIN = ('SwinTransformer', 'mmdet.SwinTransformer', 'mmseg.SwinTransformer', 'SwinRPE', BACKBONE)
 
 
 @dataclass
@@ -86,14 +86,16 @@ def swap_backbone(cfg: Config | str | Path,
 def _is_swin(backbone: dict) -> bool:
     """mmpretrain's has other arguments."""
     kind = backbone.get('type')
-    if isinstance(kind, type):
-        return kind.__name__ == 'SwinTransformer' and kind.__module__.startswith(('mmdet.', 'mmseg.'))
+    if isinstance(kind, type):  # in configs in Python's own syntax
+        return (kind.__module__.partition('.')[0] in ('mmdet', 'mmseg', 'swin_rpe_mm')
+                and kind.__name__ in ('SwinTransformer', 'SwinRPE'))
     return kind in _SWIN and backbone.get('_scope_') != 'mmpretrain'
 
 
 def _keep_swin(swap: Swap, place: Place, rpe, window_size, pretrained, drop_path_rate) -> None:
     """Only types change, and what was asked for."""
     backbone = place.backbone
+    swap.notes.append(f'{place.name}: {type_name(backbone)} becomes SwinRPE with all its arguments')
     backbone['type'] = BACKBONE
     if rpe != 'default':
         backbone['rpe'] = rpe
@@ -104,12 +106,14 @@ def _keep_swin(swap: Swap, place: Place, rpe, window_size, pretrained, drop_path
     if pretrained != 'default':
         backbone.pop('pretrained', None)
         backbone['init_cfg'] = pretrained and dict(type='Pretrained', checkpoint=pretrained)
-    swap.notes.append(f'{place.name}: SwinTransformer becomes SwinRPE with all its arguments')
     swap.notes += swap_preprocessors(swap.cfg.model, place.path, task_of(swap.cfg), normalise=False)
-    swap.keeps_weights = rpe == 'default'
+    swap.notes.append('the recipe is kept')
+    swap.keeps_weights = rpe == 'default' and window_size is None
     if swap.keeps_weights:
-        swap.notes.append('names and shapes of all weights are the same, and checkpoints of the source load; the '
-                          'recipe is kept')
+        swap.notes.append('names and shapes of all weights are the same: checkpoints of the source load')
+    elif rpe == 'default':
+        swap.notes.append('names of all weights are the same: checkpoints of the source load, and their tables are '
+                          'resampled for the window')
 
 
 def _replace(swap: Swap, place: Place, arch: str, rpe, window_size, pretrained, drop_path_rate,

@@ -66,8 +66,12 @@ SEGMENTORS = [
     ('upernet/upernet_r50_4xb2-40k_cityscapes-512x1024.py', None, {
         'decode_head.in_channels': C, 'decode_head.in_index': [0, 1, 2, 3], 'auxiliary_head.in_channels': 384
     }),
-    ('encnet/encnet_r50-d8_4xb2-40k_cityscapes-512x1024.py', (1, 2, 3), {
-        'decode_head.in_channels': C[1:], 'decode_head.in_index': (0, 1, 2)
+    # this head makes use of the last of its three maps alone
+    ('encnet/encnet_r50-d8_4xb2-40k_cityscapes-512x1024.py', (2, 3), {
+        'decode_head.in_channels': [768], 'decode_head.in_index': (1, )
+    }),
+    ('ann/ann_r50-d8_4xb2-40k_cityscapes-512x1024.py', (2, 3), {
+        'decode_head.in_channels': [384, 768], 'decode_head.in_index': [0, 1]
     }),
     # a cascade of two heads
     ('ocrnet/ocrnet_hr18_4xb2-40k_cityscapes-512x1024.py', None, {
@@ -85,9 +89,6 @@ SEGMENTORS = [
     }),
     ('segmenter/segmenter_vit-s_fcn_8xb1-160k_ade20k-512x512.py', (3, ), {
         'decode_head.in_channels': 768, 'decode_head.channels': 768
-    }),
-    ('mobilenet_v3/mobilenet-v3-d8-s_lraspp_4xb4-320k_cityscapes-512x1024.py', (0, 1, 3), {
-        'decode_head.in_channels': (96, 192, 768), 'decode_head.in_index': (0, 1, 2)
     }),
 ]
 

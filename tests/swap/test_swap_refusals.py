@@ -15,6 +15,7 @@ REFUSED = [
     ('mmseg', 'bisenetv1/bisenetv1_r18-d32_4xb4-160k_cityscapes-1024x1024.py', 'the whole network'),
     ('mmseg', 'dpt/dpt_vit-b16_8xb2-160k_ade20k-512x512.py', 'its 4 maps have one size'),
     ('mmseg', 'icnet/icnet_r50-d8_4xb2-80k_cityscapes-832x832.py', 'three resolutions'),
+    ('mmseg', 'mobilenet_v3/mobilenet-v3-d8-s_lraspp_4xb4-320k_cityscapes-512x1024.py', 'LRASPPHead .* 49x49 cells'),
     ('mmseg', 'san/san-vit-b16_coco-stuff164k-640x640.py', 'CLIP'),
     ('mmseg', 'setr/setr_vit-l_pup_8xb1-80k_cityscapes-768x768.py', 'its 4 maps have one size'),
     ('mmseg', 'unet/unet-s5-d16_fcn_4xb4-40k_drive-64x64.py', 'encoder and decoder in one'),

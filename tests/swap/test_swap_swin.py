@@ -88,3 +88,12 @@ def test_another_size_is_another_backbone():
     swap = swap_backbone(shipped('mmdet', 'swin/mask-rcnn_swin-t-p4-w7_fpn_1x_coco.py'), arch='base')
     assert swap.cfg.model.neck.in_channels == [128, 256, 512, 1024] and not swap.keeps_weights
     assert swap.cfg.model.backbone.init_cfg.checkpoint.endswith('swin_base_patch4_window7_224_22k.pth')
+
+
+@pytest.mark.needs_ops
+def test_swapping_again_changes_what_is_asked_for():
+    once = swap_backbone(shipped('mmdet', 'retinanet/retinanet_r50_fpn_1x_coco.py')).cfg
+    twice = swap_backbone(once, window_size=12)
+    assert differences(once, twice.cfg) == {'model.backbone.window_size': 12}
+    assert not twice.keeps_weights and 'resampled for the window' in '\n'.join(twice.notes)
+    assert 'does not tell the extents' not in '\n'.join(twice.notes)
