@@ -14,6 +14,7 @@ from ..engine.configs import as_list, type_name, walk
 SIZES = ((128, 256), (99, 155))
 _LARGE_SIZES = ((384, 384), (310, 351))  # for deformable convolutions on maps of stride 128: no map below 3x3
 _DEFORMABLE = ('DeformConv2d', 'ModulatedDeformConv2d')
+_ONE_IMAGE = ('MaskedConv2d', )  # guided anchoring's, which takes one image at a time in testing
 FRAMES = 2
 _BLOCK = 16  # side of the squares of one class, in pixels
 _OBJECTS = [3, 5]
@@ -22,7 +23,7 @@ _OBJECTS = [3, 5]
 def random_batch(model: nn.Module, cfg: dict, training: bool) -> dict:
     """Two images, or two short videos, with everything that any model of the kind asks for.
 
-    Segmentors and trackers are tested with one image or video, which is all that they take.
+    Segmentors, trackers and guided anchoring are tested with one image or video, which is all that they take.
 
     Args:
         model (nn.Module): Built from ``cfg``.
@@ -40,7 +41,7 @@ def random_batch(model: nn.Module, cfg: dict, training: bool) -> dict:
     if _is_a(model, 'mmdet', 'SemiBaseDetector') and training:
         branches = {name: _detection(cfg, sizes) for name in ('sup', 'unsup_teacher', 'unsup_student')}
         return {key: {name: batch[key] for name, batch in branches.items()} for key in ('inputs', 'data_samples')}
-    return _detection(cfg, sizes)
+    return _detection(cfg, sizes[1:] if not training and _holds(model, _ONE_IMAGE) else sizes)
 
 
 def _sizes(model: nn.Module, cfg: dict) -> tuple[tuple[int, int], ...]:
@@ -49,8 +50,12 @@ def _sizes(model: nn.Module, cfg: dict) -> tuple[tuple[int, int], ...]:
              if type_name(node) == 'SSDAnchorGenerator' and node.get('input_size')]
     if fixed:
         return ((fixed[0], fixed[0]), ) * len(SIZES)
-    deformable = any(kind.__name__ in _DEFORMABLE for module in model.modules() for kind in type(module).__mro__)
-    return _LARGE_SIZES if deformable else SIZES
+    return _LARGE_SIZES if _holds(model, _DEFORMABLE) else SIZES
+
+
+def _holds(model: nn.Module, names: Sequence[str]) -> bool:
+    """Whether a module of one of these classes, or made from it, is in a model."""
+    return any(kind.__name__ in names for module in model.modules() for kind in type(module).__mro__)
 
 
 def _is_a(model: nn.Module, package: str, name: str) -> bool:
