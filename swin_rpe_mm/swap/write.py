@@ -32,7 +32,7 @@ def write_config(swap: Swap, out: str | Path, flat: bool = False) -> list[str]:
         InputError: If it cannot be written.
     """
     out = Path(out)
-    wanted = _plain(swap.cfg.to_dict())
+    wanted = _settings(swap.cfg)
     notes = []
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -41,7 +41,7 @@ def write_config(swap: Swap, out: str | Path, flat: bool = False) -> list[str]:
             done = False
             if not flat:
                 base = base_of(swap.source, out)
-                partial.write_text(_text({'_base_': base, **difference(swap.source.to_dict(), swap.cfg.to_dict())}))
+                partial.write_text(_text({'_base_': base, **difference(_settings(swap.source), wanted)}))
                 done = _reads_as(partial, wanted)
                 if not done:
                     notes.append(f'{base} cannot be inherited from here: the config is written in full')
@@ -106,8 +106,6 @@ def _literal(value: Any, column: int, indent: int) -> str:
     elif isinstance(value, (list, tuple)):
         names, values = [''] * len(value), list(value)
         brackets = '[]' if isinstance(value, list) else '()'
-    elif isinstance(value, type) or isinstance(value, FunctionType):
-        return repr(f'{value.__module__}.{value.__name__}')
     else:
         return repr(value)
     comma = ',' if isinstance(value, tuple) and len(value) == 1 else ''
@@ -122,19 +120,27 @@ def _literal(value: Any, column: int, indent: int) -> str:
 
 def _reads_as(path: Path, wanted: dict) -> bool:
     try:
-        return _plain(Config.fromfile(path).to_dict()) == wanted
+        return _settings(Config.fromfile(path)) == wanted
     except Exception:  # a base that is not to be had fails in any way
         return False
 
 
-def _plain(value: Any) -> Any:
-    """Without the scopes that inheritance puts in, and what a config file imported or defined for itself."""
+def _settings(cfg: Config) -> dict:
+    """A config as plain values, without what its file imported or defined for itself."""
+    scope = cfg.get('default_scope')
+    return {
+        key: _plain(value, scope)
+        for key, value in cfg.to_dict().items() if not isinstance(value, (ModuleType, FunctionType, type))
+    }
+
+
+def _plain(value: Any, scope: str | None) -> Any:
+    """Without the default scope, which inheritance adds everywhere; classes and functions, of configs in Python's own
+    syntax, by name."""
     if isinstance(value, dict):
-        return {
-            key: _plain(item)
-            for key, item in value.items()
-            if key != '_scope_' and not isinstance(item, (ModuleType, FunctionType))
-        }
+        return {key: _plain(item, scope) for key, item in value.items() if (key, item) != ('_scope_', scope)}
     if isinstance(value, (list, tuple)):
-        return type(value)(_plain(item) for item in value)
+        return type(value)(_plain(item, scope) for item in value)
+    if isinstance(value, (type, FunctionType)):
+        return f'{value.__module__}.{value.__qualname__}'
     return value

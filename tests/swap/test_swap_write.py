@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mmengine.config import Config
+from mmengine.registry import MODELS, DefaultScope
 from shipped import shipped, shipped_path
 
 from swin_rpe_mm import InputError, swap_backbone
@@ -137,3 +138,47 @@ def test_folder_that_cannot_be_made(source, tmp_path):
     (tmp_path / 'file').write_text('')
     with pytest.raises(InputError, match='out.py cannot be written: '):
         write_config(swap_backbone(source), tmp_path / 'file' / 'out.py')
+
+
+LAZY = """
+from mmengine.config import read_base
+from mmengine.dataset import pseudo_collate
+from mmseg.models import EncoderDecoder, FCNHead, ResNet, SegDataPreProcessor
+from torch.optim import SGD
+
+default_scope = 'mmseg'
+model = dict(
+    type=EncoderDecoder,
+    data_preprocessor=dict(type=SegDataPreProcessor, size=(64, 64)),
+    backbone=dict(type=ResNet, depth=18),
+    decode_head=dict(type=FCNHead, in_channels=512, channels=16, num_classes=3))
+train_dataloader = dict(collate_fn=dict(type=pseudo_collate))
+optim_wrapper = dict(optimizer=dict(type=SGD, lr=0.1))
+"""
+
+
+def test_config_in_pythons_own_syntax(tmp_path):
+    """mmengine lets no text config inherit from it: it is written in full, with names in place of classes."""
+    (tmp_path / 'lazy.py').write_text(LAZY)
+    swap = swap_backbone(tmp_path / 'lazy.py', arch='nano')
+    assert write_config(swap, tmp_path / 'out.py') == [
+        'lazy.py cannot be inherited from here: the config is written in full']
+    cfg = Config.fromfile(tmp_path / 'out.py')
+    assert cfg.model.data_preprocessor.type == 'swin_rpe_mm.SegDataPreprocessor'
+    assert cfg.model.decode_head.in_channels == 256 and cfg.optim_wrapper.optimizer.type == 'AdamW'
+    assert cfg.train_dataloader.collate_fn.type.endswith('.pseudo_collate')
+    with DefaultScope.overwrite_default_scope('mmseg'):
+        assert type(MODELS.build(cfg.model)).__name__ == 'EncoderDecoder'
+
+
+@pytest.mark.needs_ops
+def test_scopes(tmp_path):
+    """Inheritance notes the package of every type; what is said by default_scope already is left out."""
+    (tmp_path / 'mine.py').write_text(
+        "_base_ = 'mmdet::retinanet/retinanet_r50_fpn_1x_coco.py'\nvisualizer = dict(_scope_='mmseg')\n")
+    swap = swap_backbone(tmp_path / 'mine.py')
+    assert write_config(swap, tmp_path / 'out.py') == []
+    assert '_scope_' not in (tmp_path / 'out.py').read_text()
+    assert write_config(swap, tmp_path / 'flat.py', flat=True) == []
+    cfg = Config.fromfile(tmp_path / 'flat.py')
+    assert cfg.visualizer['_scope_'] == 'mmseg' and (tmp_path / 'flat.py').read_text().count('_scope_') == 1
