@@ -99,8 +99,11 @@ def _encoding(names: list[str] | None) -> list[dict] | dict | str | None:
 
 
 def _check(swap: Swap) -> str:
-    from swin_rpe_mm.swap.check import build, check, of_package, prepare
-    result = check(swap.cfg)
+    from swin_rpe_mm.swap.check import CheckFailed, build, check, of_package, prepare
+    try:
+        result = check(swap.cfg)
+    except CheckFailed as error:
+        raise InputError(f'the config is written, but {" ".join(str(error).split())}') from error
     with of_package(swap.source):
         before = sum(parameter.numel() for parameter in build(prepare(swap.source)).parameters())
     losses = ', '.join(f'{name} {value:.4g}' for name, value in result.losses.items()) or 'none'

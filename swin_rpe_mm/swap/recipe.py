@@ -85,8 +85,7 @@ def set_recipe(cfg: Config, names: list[str], task: str, depths: list[int]) -> l
             scale['base_batch_size'] = recipe.batch
     if wrapper.get('clip_grad'):
         notes.append(f'the gradient clip {dict(wrapper["clip_grad"])} is kept')
-    _set_no_decay(wrapper, depths)
-    notes.append('no weight decay for norms and position encodings')
+    notes += set_no_decay(cfg, depths)
     return notes
 
 
@@ -126,12 +125,22 @@ def _set_schedule(cfg: Config, recipe: Recipe, ratio: float, task: str) -> list[
     return [note]
 
 
-def _set_no_decay(wrapper: dict, depths: list[int]) -> None:
+def set_no_decay(cfg: Config, depths: list[int]) -> list[str]:
     """Add the keys of what must not decay; they carry the backbone's own learning rate where it has one.
 
     mmengine takes the longest key that is part of a parameter's name, and that one alone. Under a key ``backbone``
     with a multiplier, every no-decay key must be longer than it and repeat the multiplier.
+
+    Args:
+        cfg (Config): The config, which is changed.
+        depths (list[int]): Blocks of each stage of the backbone.
+
+    Returns:
+        list[str]: A sentence about it, or none where there is no optimizer.
     """
+    wrapper = cfg.get('optim_wrapper')
+    if not wrapper:
+        return []
     paramwise = dict(wrapper.get('paramwise_cfg') or {})
     keys = dict(paramwise.get('custom_keys') or {})
     name = 'backbone.stages.0.blocks.0.attn.w_msa.qkv.weight'
@@ -147,3 +156,4 @@ def _set_no_decay(wrapper: dict, depths: list[int]) -> None:
         keys.setdefault(key, dict(setting))
     paramwise['custom_keys'] = keys
     wrapper['paramwise_cfg'] = paramwise
+    return ['no weight decay for norms and position encodings']

@@ -14,7 +14,7 @@ from .consumers import Wiring, rewire
 from .feature_maps import image_channels
 from .find import Place, find_backbone
 from .preprocessor import swap_preprocessors
-from .recipe import check_kept_optimizer, set_recipe
+from .recipe import check_kept_optimizer, set_no_decay, set_recipe
 from .weights import PRETRAINED, drop_path_of
 
 BACKBONE = 'swin_rpe_mm.SwinRPE'
@@ -74,7 +74,7 @@ def swap_backbone(cfg: Config | str | Path,
     place = find_backbone(new)
     rpe = dict(type=rpe) if isinstance(rpe, str) and rpe != 'default' else rpe
     if _is_swin(place.backbone) and arch is None:
-        _keep_swin(swap, place, rpe, window_size, pretrained, drop_path_rate)
+        _keep_swin(swap, place, rpe, window_size, pretrained, drop_path_rate, keep_optimizer)
     else:
         if keep_optimizer:
             check_kept_optimizer(new)
@@ -92,7 +92,7 @@ def _is_swin(backbone: dict) -> bool:
     return kind in _SWIN and backbone.get('_scope_') != 'mmpretrain'
 
 
-def _keep_swin(swap: Swap, place: Place, rpe, window_size, pretrained, drop_path_rate) -> None:
+def _keep_swin(swap: Swap, place: Place, rpe, window_size, pretrained, drop_path_rate, keep_optimizer: bool) -> None:
     """Only types change, and what was asked for."""
     backbone = place.backbone
     swap.notes.append(f'{place.name}: {type_name(backbone)} becomes SwinRPE with all its arguments')
@@ -108,6 +108,8 @@ def _keep_swin(swap: Swap, place: Place, rpe, window_size, pretrained, drop_path
         backbone['init_cfg'] = pretrained and dict(type='Pretrained', checkpoint=pretrained)
     swap.notes += swap_preprocessors(swap.cfg.model, place.path, task_of(swap.cfg), normalise=False)
     swap.notes.append('the recipe is kept')
+    if rpe != 'default' and not keep_optimizer:
+        swap.notes += set_no_decay(swap.cfg, list(backbone.get('depths') or ARCHS[backbone.get('arch', 'tiny')][1]))
     swap.keeps_weights = rpe == 'default' and window_size is None
     if swap.keeps_weights:
         swap.notes.append('names and shapes of all weights are the same: checkpoints of the source load')

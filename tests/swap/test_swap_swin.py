@@ -80,7 +80,11 @@ def test_what_is_asked_for_is_added():
     backbone = dict(swap.cfg.model.backbone)
     assert backbone['rpe'] == [dict(type='TableRPE'), dict(type='RotaryRPE')] and backbone['window_size'] == 12
     assert backbone['init_cfg'] == dict(type='Pretrained', checkpoint='mine.pth') and backbone['drop_path_rate'] == 0.1
-    assert not swap.keeps_weights and swap.cfg.optim_wrapper == source.optim_wrapper
+    assert not swap.keeps_weights and swap.cfg.optim_wrapper.optimizer == source.optim_wrapper.optimizer
+    keys = source.optim_wrapper.paramwise_cfg.custom_keys
+    added = {key: dict(decay_mult=0.) for key in ('.rpe.', 'logit_scale', 'window_pos_embed')}
+    assert swap.cfg.optim_wrapper.paramwise_cfg.custom_keys == {**keys, **added}
+    assert swap_backbone(source, rpe=None, keep_optimizer=True).cfg.optim_wrapper == source.optim_wrapper
 
 
 @pytest.mark.needs_ops

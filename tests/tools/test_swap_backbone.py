@@ -71,6 +71,14 @@ def test_name_of_a_shipped_config(swap_tool, tmp_path):
     assert out.read_text().startswith("_base_ = 'mmdet::retinanet/retinanet_r50_fpn_1x_coco.py'\n")
 
 
+def test_check_that_fails(make_config, swap_tool, tmp_path):
+    """The file stays, and one sentence says at which step."""
+    config = make_config('segmentation', BACKBONES['segmentation'] + "model['decode_head'].update(dropout_ratio=2)\n")
+    with pytest.raises(InputError, match='the config is written, but building the model failed: .*dropout'):
+        swap_tool([config, str(tmp_path / 'out.py'), '--arch', 'nano', '--check'])
+    assert (tmp_path / 'out.py').exists()
+
+
 @pytest.mark.parametrize(('args', 'words'), [
     (('CONFIG', 'out.json'), 'OUT must be the name of a config, which ends in .py, got out.json'),
     (('nowhere.py', 'out.py'), 'config file nowhere.py does not exist'),
