@@ -60,7 +60,7 @@ def set_recipe(cfg: Config, names: list[str], task: str, depths: list[int]) -> l
     notes = []
     optimizer = wrapper.optimizer
     published = next((_BY_MODEL[name] for name in names if name in _BY_MODEL), None)
-    tied = type_name(wrapper) and _constructor(wrapper) in _TIED
+    tied = _constructor(wrapper) in _TIED
     if tied:
         notes.append(f'{_constructor(wrapper)} is left out, it knows the layers of the old backbone only')
         for key in ('constructor', 'paramwise_cfg'):
