@@ -27,7 +27,7 @@ _WEIGHTS = ('pretrained', 'teacher_ckpt', 'eval_teacher_ckpt')
 # Where these models take their text encoder from is a hub that has to be asked.
 _DOWNLOADS = ('BertModel', )
 # Fewer candidates: an untrained model gives no end of them, and none with a high score.
-_FEW = dict(nms_pre=100, max_per_img=20, max_num=20, num_queries=100, score_thr=0.)
+_FEW = dict(nms_pre=100, max_per_img=100, max_num=100, num_queries=100, score_thr=0.)
 
 
 class CheckFailed(RuntimeError):
@@ -197,8 +197,9 @@ def _train(model: nn.Module, cfg: Config) -> dict[str, float]:
     """One training step without the optimizer's; the losses, or none for a model that is not trained as a whole."""
     model.train()
     hub = MessageHub.get_current_instance()
-    if 'iter' not in hub.runtime_info:  # some warm up by the number of the iteration, which a runner would count
-        hub.update_info('iter', 0)
+    for count in ('epoch', 'iter'):  # by which some losses warm up; a runner would count them
+        if count not in hub.runtime_info:
+            hub.update_info(count, 0)
     data = model.data_preprocessor(random_batch(model, cfg, training=True), True)
     try:
         losses = model(**data, mode='loss')

@@ -14,6 +14,7 @@ from ..engine.configs import as_list, type_name, walk
 SIZES = ((128, 256), (99, 155))
 _LARGE_SIZES = ((384, 384), (310, 351))  # for deformable convolutions on maps of stride 128: no map below 3x3
 _DEFORMABLE = ('DeformConv2d', 'ModulatedDeformConv2d')
+_ONE_SIZE = ('YOLACTHead', 'RTMDetInsHead')  # stack what belongs to single images
 _ONE_IMAGE = ('MaskedConv2d', )  # guided anchoring's, which takes one image at a time in testing
 FRAMES = 2
 _BLOCK = 16  # side of the squares of one class, in pixels
@@ -39,9 +40,9 @@ def random_batch(model: nn.Module, cfg: dict, training: bool) -> dict:
     if _is_a(model, 'mmdet', 'BaseMOTModel') and not (training and _trains_on_images(cfg)):
         return _video(cfg, sizes if training else sizes[1:])
     if _is_a(model, 'mmdet', 'SemiBaseDetector') and training:
-        branches = {name: _detection(cfg, sizes) for name in ('sup', 'unsup_teacher', 'unsup_student')}
+        branches = {name: _detection(model, cfg, sizes) for name in ('sup', 'unsup_teacher', 'unsup_student')}
         return {key: {name: batch[key] for name, batch in branches.items()} for key in ('inputs', 'data_samples')}
-    return _detection(cfg, sizes[1:] if not training and _holds(model, _ONE_IMAGE) else sizes)
+    return _detection(model, cfg, sizes[1:] if not training and _holds(model, _ONE_IMAGE) else sizes)
 
 
 def _sizes(model: nn.Module, cfg: dict) -> tuple[tuple[int, int], ...]:
@@ -50,7 +51,8 @@ def _sizes(model: nn.Module, cfg: dict) -> tuple[tuple[int, int], ...]:
              if type_name(node) == 'SSDAnchorGenerator' and node.get('input_size')]
     if fixed:
         return ((fixed[0], fixed[0]), ) * len(SIZES)
-    return _LARGE_SIZES if _holds(model, _DEFORMABLE) else SIZES
+    sizes = _LARGE_SIZES if _holds(model, _DEFORMABLE) else SIZES
+    return sizes[:1] * len(sizes) if _holds(model, _ONE_SIZE) else sizes
 
 
 def _holds(model: nn.Module, names: Sequence[str]) -> bool:
@@ -94,46 +96,55 @@ def _segmentation(cfg: dict, sizes: Sequence[tuple[int, int]]) -> dict:
     return dict(inputs=[_image(_channels(cfg), size) for size in sizes], data_samples=[sample(size) for size in sizes])
 
 
-def _detection(cfg: dict, sizes: Sequence[tuple[int, int]]) -> dict:
-    """Boxes, masks, ignored boxes, proposals, and a label map where the model learns one."""
+def _detection(model: nn.Module, cfg: dict, sizes: Sequence[tuple[int, int]]) -> dict:
+    """Boxes and ignored boxes, and what only some models take: masks, a label map, proposals."""
     from mmdet.testing import demo_mm_inputs, demo_mm_proposals
-    model = cfg['model']
-    classes, stuff = _box_classes(model), _semantic_classes(model)
+    stuff = _semantic_classes(cfg['model'])
     shapes = [(_channels(cfg), *size) for size in sizes]
-    batch = demo_mm_inputs(len(sizes), shapes, num_items=_OBJECTS[:len(sizes)], with_mask=True,
-                           num_classes=max(stuff, 2), with_semantic=stuff > 0)
+    batch = demo_mm_inputs(len(sizes), shapes, num_items=_OBJECTS[:len(sizes)], num_classes=max(stuff, 2),
+                           with_semantic=stuff > 0)
     for sample, proposals in zip(batch['data_samples'], demo_mm_proposals(shapes, 8)):
-        sample.proposals = proposals
+        if not getattr(model, 'with_rpn', True):
+            sample.proposals = proposals
         sample.set_metainfo(dict(homography_matrix=torch.eye(3).numpy()))
-        _make_boxes_count(sample, classes)
+        _draw_objects(sample, cfg)
     return batch
 
 
 def _video(cfg: dict, sizes: Sequence[tuple[int, int]]) -> dict:
     from mmdet.testing import demo_track_inputs
     shapes = [(_channels(cfg), *size) for size in sizes]
-    batch = demo_track_inputs(len(sizes), FRAMES, key_frames_inds=[0], image_shapes=shapes, num_items=_OBJECTS,
-                              with_mask=True)
+    batch = demo_track_inputs(len(sizes), FRAMES, key_frames_inds=[0], image_shapes=shapes, num_items=_OBJECTS)
     for video in batch['data_samples']:
         for sample in video:
             sample.gt_instances.instances_ids = torch.arange(len(sample.gt_instances))
             sample.set_metainfo(dict(ori_video_length=FRAMES))
-            _make_boxes_count(sample, _box_classes(cfg['model']))
+            _draw_objects(sample, cfg)
     return batch
 
 
-def _make_boxes_count(sample: Any, classes: int) -> None:
-    """Draw labels that the model knows, and boxes and masks large enough that none is dropped."""
-    from mmdet.structures.mask import BitmapMasks
+def _draw_objects(sample: Any, cfg: dict) -> None:
+    """Draw labels that the model knows, boxes large enough that none is dropped, and masks where they are learned."""
     objects, (h, w) = sample.gt_instances, sample.img_shape
     corners = torch.rand(len(objects), 2) * 0.5
     sides = 0.2 + torch.rand(len(objects), 2) * 0.3
     objects.bboxes = torch.cat([corners, corners + sides], 1) * torch.tensor([w, h, w, h])
-    objects.labels = torch.randint(classes, (len(objects), ))
+    objects.labels = torch.randint(_box_classes(cfg['model']), (len(objects), ))
+    if not _learns_masks(cfg):
+        return
+    from mmdet.structures.mask import BitmapMasks
     masks = torch.zeros(len(objects), h, w, dtype=torch.uint8)
     for mask, (left, top, right, bottom) in zip(masks, objects.bboxes.long().tolist()):
         mask[top:bottom, left:right] = 1
     objects.masks = BitmapMasks(masks.numpy(), h, w)
+
+
+def _learns_masks(cfg: dict) -> bool:
+    """Whether the training pipeline reads masks; without a pipeline they are there."""
+    loaders = as_list(cfg.get('train_dataloader'))
+    reads = [node.get('with_mask', type_name(node) == 'LoadPanopticAnnotations') for node in walk(loaders)
+             if type_name(node).startswith('Load')]
+    return any(reads) or not reads
 
 
 def _box_classes(model: dict) -> int:
