@@ -16,11 +16,12 @@ from swin_rpe_mm.engine.configs import check_ops, load_config
 from swin_rpe_mm.errors import InputError
 from swin_rpe_mm.models.backbones.arguments import ARCHS
 from swin_rpe_mm.swap import Swap, swap_backbone, write_config
+from swin_rpe_mm.swap.write import configs_of
 
 
 def parse_args(argv: Sequence[str] | None = None) -> Namespace:
     parser = ArgumentParser(description=__doc__)
-    parser.add_argument('config', metavar='CONFIG', help='config file, or mmdet::NAME of one that mmdet ships')
+    parser.add_argument('config', metavar='CONFIG', help='config file, or mmdet::NAME or mmseg::NAME of a shipped one')
     parser.add_argument('out', metavar='OUT', help='config file to write, .py')
     parser.add_argument(
         '--arch',
@@ -77,16 +78,16 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(_check(swap))
 
 
-def _read(path: str, options: dict | None) -> Config:
-    if '::' not in path:
-        return load_config(path, options)
-    from mmengine.hub import get_config
-    try:
-        cfg = get_config(path)
-    except Exception as error:  # package, index or file may be absent
-        raise InputError(f'{path} cannot be read: {" ".join(str(error).split())}') from error
-    cfg.merge_from_dict(options or {})
-    return cfg
+def _read(name: str, options: dict | None) -> Config:
+    """A file, or ``PACKAGE::NAME`` of one that an installed package ships. mmengine reads such names too, but installs
+    a package that it does not find, and does not find the forks."""
+    if '::' not in name:
+        return load_config(name, options)
+    package, _, path = name.partition('::')
+    folder = configs_of(package)
+    if folder is None:
+        raise InputError(f'{name} cannot be read: no package {package} is installed that ships configs')
+    return load_config(str(folder / path), options)
 
 
 def _encoding(names: list[str] | None) -> list[dict] | dict | str | None:

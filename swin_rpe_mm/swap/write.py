@@ -61,12 +61,20 @@ def base_of(source: Config, out: Path) -> str:
     """How a config at ``out`` names its source: by package where it lies in one, else by a relative path."""
     path = Path(source.filename).resolve()
     for package in _PACKAGES:
-        spec = find_spec(package)
-        for folder in (spec.submodule_search_locations or () if spec else ()):
-            configs = Path(folder, '.mim', 'configs').resolve()
-            if configs in path.parents:
-                return f'{package}::{path.relative_to(configs).as_posix()}'
+        folder = configs_of(package)
+        if folder and folder in path.parents:
+            return f'{package}::{path.relative_to(folder).as_posix()}'
     return Path(os.path.relpath(path, out.resolve().parent)).as_posix()
+
+
+def configs_of(package: str) -> Path | None:
+    """The folder of configs in an installed package, which is not imported; None where there is none."""
+    spec = find_spec(package) if package.isidentifier() else None
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        configs = Path(folder, '.mim', 'configs').resolve()
+        if configs.is_dir():
+            return configs
+    return None
 
 
 def difference(old: dict, new: dict) -> dict:

@@ -1,5 +1,6 @@
 """The tool: from a config file to one on SwinRPE that trains."""
 import os
+import subprocess
 
 import pytest
 from mmengine.config import Config
@@ -64,11 +65,21 @@ def test_options(make_config, swap_tool, tmp_path, capsys):
     assert Config.fromfile(out).model.backbone.init_cfg.checkpoint == 'mine.pth' and '_base_' not in out.read_text()
 
 
-@pytest.mark.needs_ops
-def test_name_of_a_shipped_config(swap_tool, tmp_path):
+@pytest.mark.parametrize('name', [
+    pytest.param('mmdet::retinanet/retinanet_r50_fpn_1x_coco.py', marks=pytest.mark.needs_ops),
+    'mmseg::pspnet/pspnet_r50-d8_4xb2-40k_cityscapes-512x1024.py'])
+def test_name_of_a_shipped_config(name, swap_tool, tmp_path, capsys, monkeypatch):
+    """It is found whichever family of packages is there, and nothing is installed for it."""
+
+    def refuse(*args, **kwargs):
+        raise AssertionError(f'a program was started: {args}')
+
+    monkeypatch.setattr(subprocess, 'Popen', refuse)
     out = tmp_path / 'out.py'
-    swap_tool(['mmdet::retinanet/retinanet_r50_fpn_1x_coco.py', str(out)])
-    assert out.read_text().startswith("_base_ = 'mmdet::retinanet/retinanet_r50_fpn_1x_coco.py'\n")
+    swap_tool([name, str(out)])
+    assert Config.fromfile(out).model.backbone.type == 'swin_rpe_mm.SwinRPE'
+    if not out.read_text().startswith(f'_base_ = {name!r}\n'):
+        assert f'{name} cannot be inherited from here: the config is written in full' in capsys.readouterr().out
 
 
 def test_check_that_fails(make_config, swap_tool, tmp_path):
@@ -82,7 +93,8 @@ def test_check_that_fails(make_config, swap_tool, tmp_path):
 @pytest.mark.parametrize(('args', 'words'), [
     (('CONFIG', 'out.json'), 'OUT must be the name of a config, which ends in .py, got out.json'),
     (('nowhere.py', 'out.py'), 'config file nowhere.py does not exist'),
-    (('mmdet::no/such.py', 'out.py'), 'mmdet::no/such.py cannot be read')])
+    (('mmseg::no/such.py', 'out.py'), 'no/such.py does not exist'),
+    (('no_such::a/b.py', 'out.py'), 'no_such::a/b.py cannot be read: no package no_such is installed')])
 def test_bad_input(args, words, swap_tool):
     with pytest.raises(InputError, match=words):
         swap_tool(args)
