@@ -143,20 +143,20 @@ def test_text_encoder_cannot_be_checked():
         check(cfg)
 
 
-def batch_of(package: str, path: str, training: bool = True) -> tuple[dict, torch.nn.Module]:
+def batch_of(package: str, path: str, training: bool = True) -> dict:
     cfg = prepare(swap_backbone(shipped(package, path), arch='nano').cfg)
     with of_package(cfg):
         return random_batch(build(cfg), cfg, training)
 
 
 @pytest.mark.needs_ops
-@pytest.mark.parametrize('path, classes, semantic', [
-    ('htc/htc_r50_fpn_1x_coco.py', 80, 183),
-    ('mask2former/mask2former_r50_8xb2-lsj-50e_coco-panoptic.py', 80, 133),
-    ('pascal_voc/faster-rcnn_r50_fpn_1x_voc0712.py', 20, 0),
-    ('rpn/rpn_r50_fpn_1x_coco.py', 1, 0),
+@pytest.mark.parametrize('path, classes, semantic, masks', [
+    ('htc/htc_r50_fpn_1x_coco.py', 80, 183, True),
+    ('mask2former/mask2former_r50_8xb2-lsj-50e_coco-panoptic.py', 80, 133, True),
+    ('pascal_voc/faster-rcnn_r50_fpn_1x_voc0712.py', 20, 0, False),
+    ('rpn/rpn_r50_fpn_1x_coco.py', 1, 0, False),
 ])
-def test_boxes_and_labels_fit_the_model(path, classes, semantic):
+def test_boxes_and_labels_fit_the_model(path, classes, semantic, masks):
     batch = batch_of('mmdet', path)
     seen = torch.cat([sample.gt_instances.labels for sample in batch['data_samples']])
     assert 0 <= seen.min() and seen.max() < classes
@@ -167,12 +167,33 @@ def test_boxes_and_labels_fit_the_model(path, classes, semantic):
         left, top, right, bottom = sample.gt_instances.bboxes.unbind(1)
         assert (left >= 0).all() and (right <= w).all() and (right - left > 8).all()
         assert (top >= 0).all() and (bottom <= h).all() and (bottom - top > 8).all()
-        assert sample.gt_instances.masks.masks.any((1, 2)).all()
+        assert ('masks' in sample.gt_instances) == masks
+        assert not masks or sample.gt_instances.masks.masks.any((1, 2)).all()
         assert ('gt_sem_seg' in sample) == (semantic > 0)
         if semantic:
             labels = sample.gt_sem_seg.sem_seg
             assert labels.shape == (1, h, w)
             assert classes < labels.max() < semantic
+
+
+@pytest.mark.needs_ops
+def test_proposals_are_for_models_without_their_own():
+    """Given to a model that has some, they would take the place of its own in testing."""
+    for training in (True, False):
+        sample, _ = batch_of('mmdet', 'fast_rcnn/fast-rcnn_r50_fpn_1x_coco.py', training)['data_samples']
+        assert len(sample.proposals) > 0
+        sample, _ = batch_of('mmdet', 'faster_rcnn/faster-rcnn_r50_fpn_1x_coco.py', training)['data_samples']
+        assert 'proposals' not in sample
+
+
+@pytest.mark.needs_ops
+@pytest.mark.parametrize('path, sizes', [
+    ('ssd/ssd300_coco.py', {(300, 300)}),
+    ('yolact/yolact_r50_1xb8-55e_coco.py', {SIZES[0]}),
+    ('ddod/ddod_r50_fpn_1x_coco.py', {(384, 384), (310, 351)}),
+])
+def test_images_of_sizes_that_a_model_needs(path, sizes):
+    assert {tuple(image.shape[1:]) for image in batch_of('mmdet', path)['inputs']} == sizes
 
 
 def test_label_maps_fit_the_model():
