@@ -139,7 +139,7 @@ def test_failures_are_repeated(covered):
     (covered / 'broken/slow.py').write_text('import time\ntime.sleep(600)\n')
     results = covered.parent / 'out/results.jsonl'
     before = results.read_text().splitlines()
-    done = run(covered, '--retry-failed', '--time-limit', '10')
+    done = run(covered, '--retry-failed', '--time-limit', '8')
     assert done.returncode == 0, done.stderr[-3000:]
     after = results.read_text().splitlines()
     kept = [line for line in before if '"failed"' not in line]
@@ -147,7 +147,7 @@ def test_failures_are_repeated(covered):
     new = [json.loads(line) for line in after[len(kept):]]
     assert [(record['attempt'], record['config'], record['outcome']) for record in new] == [
         ('swap', 'zoo/broken/crash.py', 'swapped'), ('swap', 'zoo/broken/slow.py', 'failed')]
-    assert new[1]['reason'] == 'took longer than 10 s'
+    assert new[1]['reason'] == 'took longer than 8 s'
 
 
 def test_results_of_other_settings_are_not_mixed(covered, tool):

@@ -216,6 +216,8 @@ def to_step(sources: Iterable[Source], results: Results, which: str) -> list[Sou
 
 def run_all(attempt: str, sources: Sequence[Source], results: Results, args: Namespace) -> None:
     """Attempt the same with all ``sources``, and note the results as they come."""
+    if not sources:
+        return
     columns = (TextColumn('{task.description:6}'), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
                TimeRemainingColumn(), TextColumn('{task.fields[last]}'))
     with Progress(*columns, console=Console(stderr=True)) as progress:
@@ -234,6 +236,9 @@ def in_processes(attempt: str, sources: Iterable[Source], args: Namespace) -> It
     context = get_context('forkserver')
     context.set_forkserver_preload(['mmdet.models', 'mmseg.models', 'swin_rpe_mm.swap.check'])
     running, waiting = {}, iter(sources)
+    first = context.Process(target=int)  # waits for the imports, which count for no attempt
+    first.start()
+    first.join()
     try:
         while True:
             while len(running) < args.jobs and (source := next(waiting, None)):
