@@ -48,7 +48,7 @@ def random_batch(model: nn.Module, cfg: dict, training: bool) -> dict:
 def _sizes(model: nn.Module, cfg: dict) -> tuple[tuple[int, int], ...]:
     """Heights and widths of the images; where a model is made for one size alone, as SSD is, twice that."""
     fixed = [node['input_size'] for node in walk(cfg['model'])
-             if type_name(node) == 'SSDAnchorGenerator' and node.get('input_size')]
+             if type_name(node).endswith('SSDAnchorGenerator') and node.get('input_size')]
     if fixed:
         return ((fixed[0], fixed[0]), ) * len(SIZES)
     sizes = _LARGE_SIZES if _holds(model, _DEFORMABLE) else SIZES

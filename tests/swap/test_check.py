@@ -185,6 +185,7 @@ def test_proposals_are_for_models_without_their_own():
 @pytest.mark.needs_ops
 @pytest.mark.parametrize('path, sizes', [
     ('ssd/ssd300_coco.py', {(300, 300)}),
+    ('legacy_1.x/ssd300_coco_v1.py', {(300, 300)}),
     ('yolact/yolact_r50_1xb8-55e_coco.py', {SIZES[0]}),
     ('ddod/ddod_r50_fpn_1x_coco.py', {(384, 384), (310, 351)}),
 ])
