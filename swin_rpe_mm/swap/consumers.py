@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..engine.configs import as_list, type_name, walk
 from ..errors import InputError
@@ -29,11 +29,13 @@ class Wiring:
         stages (list[int]): The stages that are returned.
         old, new (list[FeatureMap]): The maps of the old backbone, and those of the stages.
         unread (list[int]): Which of these stages nothing makes use of.
+        notes (list[str]): Sentences about readers that were given another map than their own.
     """
     stages: list[int]
     old: list[FeatureMap]
     new: list[FeatureMap]
     unread: list[int]
+    notes: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -78,10 +80,12 @@ def rewire(place: Place, task: str, scope: str | None, channels_of: Callable[[in
     if necks_of(place.holder):
         return _rewire_neck(place, old, scope, wire)
     readers = list(_readers(place.holder, old))
+    notes = _share_maps(place.holder, readers)
     used = sorted({index for reader in readers for index in reader.indices})
     if not used:
         raise InputError(f'nothing beside {place.name} is found that reads its maps of {_channels(old)} channels')
     wiring = wire(used, used)
+    wiring.notes += notes
     for reader in readers:
         _rewrite(reader, used, wiring.new)
     return wiring
@@ -172,6 +176,26 @@ def _readers(holder: dict, maps: Sequence[FeatureMap]) -> Iterator[_Reader]:
                 yield _Reader(node, 'c1_in_channels', [0], False)
             if len(maps) == 1 and 'featmap_strides' in node and node.get('out_channels') == channels[0]:
                 yield _Reader(node, 'out_channels', [0], False)
+
+
+def _share_maps(holder: dict, readers: Sequence[_Reader]) -> list[str]:
+    """Let a head that gives the prior of an ``OCRHead`` read the same map as that.
+
+    OCRNet (arXiv:1909.11065) weighs each cell of its map with the prior, which must be of the same size. Two maps of a
+    dilated backbone are; those of Swin never are.
+    """
+    heads = holder.get('decode_head')
+    if not isinstance(heads, (list, tuple)):
+        return []
+    notes = []
+    by_node = {id(reader.node): reader for reader in readers if reader.key == 'in_channels' and not reader.several}
+    for i, (head, following) in enumerate(zip(heads, heads[1:])):
+        prior, ocr = by_node.get(id(head)), by_node.get(id(following))
+        if type_name(following) == 'OCRHead' and prior and ocr and prior.indices != ocr.indices:
+            prior.indices = ocr.indices
+            notes.append(f'decode_head[{i}], {type_name(head)}, reads the same map as decode_head[{i + 1}], OCRHead, '
+                         'which needs its prior in the size of its own map')
+    return notes
 
 
 def _rewrite(reader: _Reader, used: Sequence[int], new: Sequence[FeatureMap]) -> None:

@@ -151,7 +151,7 @@ def _replace(swap: Swap, place: Place, arch: str, rpe, window_size, pretrained, 
 
     swap.notes.append(f'{place.name}: {name} becomes SwinRPE, arch {arch}, drop path {backbone["drop_path_rate"]}, '
                       f'{"weights " + weights if weights else "random weights"}')
-    swap.notes += _tell_maps(wiring)
+    swap.notes += _tell_maps(wiring) + wiring.notes
     if wiring.unread and not cfg.get('find_unused_parameters'):
         cfg.find_unused_parameters = True
         swap.notes.append(f'find_unused_parameters is set for training in several processes: no gradient reaches the '

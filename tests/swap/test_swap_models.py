@@ -10,6 +10,7 @@ from shipped import shipped
 import swin_rpe_mm
 from swin_rpe_mm import InputError, SwapRefused, swap_backbone
 from swin_rpe_mm.swap import write_config
+from swin_rpe_mm.swap.check import check
 
 C = [96, 192, 384, 768]
 # config, stages that are returned (None for all), and settings of the model
@@ -76,6 +77,11 @@ SEGMENTORS = [
     # a cascade of two heads
     ('ocrnet/ocrnet_hr18_4xb2-40k_cityscapes-512x1024.py', None, {
         'decode_head.0.in_channels': C, 'decode_head.1.in_channels': C, 'decode_head.1.channels': 512
+    }),
+    # its first head gives the prior of the second, which must have the size of the second's map
+    ('ocrnet/ocrnet_r101-d8_4xb2-40k_cityscapes-512x1024.py', (3, ), {
+        'decode_head.0.in_channels': 768, 'decode_head.0.in_index': 0,
+        'decode_head.1.in_channels': 768, 'decode_head.1.in_index': 0
     }),
     # the neck hands maps on, and heads read them
     ('fastfcn/fastfcn_r50-d32_jpu_psp_4xb2-80k_cityscapes-512x1024.py', (1, 2, 3), {
@@ -155,6 +161,12 @@ def test_segmentors(path, stages, settings, tmp_path):
     swap = swap_backbone(shipped('mmseg', path))
     check_swapped(swap, swap.cfg.model, stages, settings, 'swin_rpe_mm.SegDataPreprocessor', tmp_path / 'out.py')
     assert swap.cfg.model.get('pretrained') is None
+
+
+def test_prior_of_ocr_has_the_size_of_its_map():
+    swap = swap_backbone(shipped('mmseg', 'ocrnet/ocrnet_r101-d8_4xb2-40k_cityscapes-512x1024.py'), arch='nano')
+    assert 'decode_head[0], FCNHead, reads the same map as decode_head[1], OCRHead' in '\n'.join(swap.notes)
+    assert check(swap.cfg).without_gradient == ()
 
 
 @pytest.mark.needs_ops
