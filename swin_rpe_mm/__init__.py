@@ -7,15 +7,20 @@ from .padding import attach_extents, get_extents
 from .version import __version__
 
 __all__ = [
-    'DetDataPreprocessor', 'InputError', 'SegDataPreprocessor', 'SwinRPE', '__version__', 'attach_extents',
-    'get_extents'
+    'DetDataPreprocessor', 'InputError', 'SegDataPreprocessor', 'SwapRefused', 'SwinRPE', '__version__',
+    'attach_extents', 'get_extents', 'swap_backbone'
 ]
 
-# these need mmdet or mmseg, which whoever uses only the other may not have
-_LAZY = {'DetDataPreprocessor': 'det', 'SegDataPreprocessor': 'seg'}
+# the first two need mmdet or mmseg, which whoever uses only the other may not have, and the others a moment to load
+_LAZY = {
+    'DetDataPreprocessor': '.models.data_preprocessors.det',
+    'SegDataPreprocessor': '.models.data_preprocessors.seg',
+    'SwapRefused': '.swap',
+    'swap_backbone': '.swap',
+}
 
 
 def __getattr__(name: str):
     if name in _LAZY:
-        return getattr(import_module(f'.models.data_preprocessors.{_LAZY[name]}', __name__), name)
+        return getattr(import_module(_LAZY[name], __name__), name)
     raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
