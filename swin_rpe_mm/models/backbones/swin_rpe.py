@@ -21,6 +21,8 @@ from .loading import load_pretrained, register_loading
 Size = Tuple[int, int]
 IntOrPair = Union[int, Size]
 
+_TOKENS_AT_ONCE = 4096  # of each image, in the norms of the outputs
+
 
 @register_everywhere(MODELS)
 class SwinRPE(BaseModule):
@@ -220,7 +222,7 @@ class SwinRPE(BaseModule):
         for i, stage in enumerate(self.stages):
             tokens = stage(tokens, layouts[i])
             if i in self.out_indices:
-                maps = getattr(self, f'norm{i}')(tokens).transpose(1, 2).unflatten(2, size).contiguous()
+                maps = _channels_first(tokens, getattr(self, f'norm{i}')).unflatten(2, size)
                 outs[i] = zero_outside(maps, extents[i + 1])
             if stage.downsample is not None:
                 tokens, size = stage.downsample(tokens, size)
@@ -353,3 +355,13 @@ class SwinRPE(BaseModule):
         for embedding in (self.absolute_pos_embed, self.window_pos_embed):
             if embedding is not None:
                 trunc_normal_(embedding, std=.02)
+
+
+def _channels_first(tokens: Tensor, norm: nn.Module) -> Tensor:
+    """Norm of ``(B, N, C)`` as ``(B, C, N)``; without gradients, no second copy of the tokens is made."""
+    if torch.is_grad_enabled():
+        return norm(tokens).transpose(1, 2).contiguous()
+    maps = tokens.new_empty(len(tokens), tokens.shape[2], tokens.shape[1])
+    for part, rows in zip(maps.split(_TOKENS_AT_ONCE, 2), tokens.split(_TOKENS_AT_ONCE, 1)):
+        part.copy_(norm(rows).transpose(1, 2))
+    return maps

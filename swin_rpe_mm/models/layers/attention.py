@@ -21,15 +21,16 @@ Window = Tuple[int, ...]
 
 # tokens of the windows that a CPU takes at a time: with many more, what is made of them leaves the cache
 TOKENS_AT_ONCE = 4096
+_VALUES_AT_ONCE = 2**19  # and of these, channels times tokens
 # where windows share keys: keys gathered at a time, about as many as a large map has tokens, and logits of those
 _KEYS_AT_ONCE = 2**16
 _KEYS_IN_CACHE = 2**13
 _LOGITS_AT_ONCE = 2**24
 
 
-def windows_at_once(layout: WindowLayout) -> int:
+def windows_at_once(layout: WindowLayout, channels: int) -> int:
     """How many of a layout's windows a CPU takes at a time."""
-    return max(1, TOKENS_AT_ONCE // layout.slots.shape[1])
+    return max(1, min(TOKENS_AT_ONCE, _VALUES_AT_ONCE // channels) // layout.slots.shape[1])
 
 
 def _by_rows(x: Tensor, function: Callable[[Tensor], Tensor], rows: int) -> Tensor:
@@ -152,7 +153,7 @@ class WindowAttention(BaseModule):
         qkv, projected = self._project(x, shared)
         padding = None if mask_padding else projected  # what zeros are projected to
         if self._trains_by_parts(qkv, shared.bias):
-            parts = cut_into_parts(layout, windows_at_once(layout)).parts
+            parts = cut_into_parts(layout, windows_at_once(layout, x.shape[1])).parts
             out = attend_by_parts(qkv, shared.bias, padding, parts, self.num_heads, self.scale)
             return self.proj_drop(shared.proj(out))
         # projecting first leaves padding out of the projections, and the gather puts q, k and v in window order

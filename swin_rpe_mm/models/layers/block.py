@@ -68,7 +68,7 @@ class SwinBlock(BaseModule):
         in_cache = x.device.type == 'cpu' and not torch.is_grad_enabled()
         parts, tokens = (), TOKENS_AT_ONCE if in_cache else 0
         if in_cache and not attention.looks_beyond:
-            parts, tokens = cut_into_parts(layout, windows_at_once(layout))
+            parts, tokens = cut_into_parts(layout, windows_at_once(layout, x.shape[1]))
 
         rate = self.drop_path_rate if self.training else 0.
         kept = [draw_images(x, layout.batch_size, rate) for _ in range(2)]

@@ -49,7 +49,7 @@ def prepared(layer: nn.Linear, before: Optional[nn.Module] = None, rows: int = 0
 
 def norm_linear(x: Tensor, scale: Tensor, shift: Tensor, eps: float, weight: Tensor) -> Tensor:
     """A layer norm of rows ``(R, C)`` and a linear layer without bias; the norm is not kept for the backward pass."""
-    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+    if torch.compiler.is_compiling():
         return F.linear(F.layer_norm(x, scale.shape, scale, shift, eps), weight)
     return _LinearAfter.apply(x, False, scale, shift, eps, weight, None)
 
