@@ -69,7 +69,10 @@ def base_of(source: Config, out: Path) -> str:
 
 def configs_of(package: str) -> Path | None:
     """The folder of configs in an installed package, which is not imported; None where there is none."""
-    spec = find_spec(package) if package.isidentifier() else None
+    try:
+        spec = find_spec(package) if package.isidentifier() else None
+    except ValueError:  # a module that was made by hand
+        return None
     for folder in (spec.submodule_search_locations or ()) if spec else ():
         configs = Path(folder, '.mim', 'configs').resolve()
         if configs.is_dir():

@@ -8,7 +8,7 @@ from statistics import median
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from tqdm import tqdm
 
 from .cases import PATCH, Case, Numbers, Size
@@ -83,7 +83,7 @@ def _bytes_in_tensors() -> int:
     gc.collect()
     storages = {}
     for thing in gc.get_objects():
-        if issubclass(type(thing), Tensor):
+        if type(thing) in (Tensor, nn.Parameter):  # others, as the compiler's, hold no memory
             storage = thing.untyped_storage()
             storages[storage.data_ptr()] = storage.nbytes()
     return sum(storages.values())
