@@ -41,7 +41,9 @@ def by_formula(size, extents=None, arch='nano', window=(7, 7), halo=(0, 0), pool
                buckets=0, projects_padding=False) -> int:
     """Multiply-adds of a Swin on images of ``extents`` pixels in a batch of ``size``."""
     dims, depths, heads = ARCHS[arch]
-    up = lambda sides, step: tuple(-(-side // s) for side, s in zip(sides, step))  # noqa: E731
+    def up(sides, step):
+        return tuple(-(-side // s) for side, s in zip(sides, step))
+
     size, extents = up(size, (4, 4)), [up(extent, (4, 4)) for extent in extents or [size]]
     total = len(extents) * math.prod(size) * 3 * 16 * dims
     slots = math.prod(window)
