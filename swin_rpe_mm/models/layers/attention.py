@@ -10,27 +10,26 @@ from mmengine.model import BaseModule
 from torch import Tensor, nn
 
 from ...errors import InputError
-from ...windows import WindowLayout, cut_into_parts
+from ...windows import WindowLayout
 from ..rpe import LogCPB, TableRPE, WindowGeometry, build_rpe, call_rpe
 from ..rpe.interpolate import check_mode
 from .backends import BACKENDS, attention_weights, sdpa
-from .by_parts import attend_by_parts
 from .linear import prepared
 
 Window = Tuple[int, ...]
 
 # tokens of the windows that a CPU takes at a time: with many more, what is made of them leaves the cache
 TOKENS_AT_ONCE = 4096
-_VALUES_AT_ONCE = 2**19  # and of these, channels times tokens
+_VALUES_AT_ONCE = 2**19  # and of these, channels times tokens; twice as many in training, for the weights' gradients
 # where windows share keys: keys gathered at a time, about as many as a large map has tokens, and logits of those
 _KEYS_AT_ONCE = 2**16
 _KEYS_IN_CACHE = 2**13
 _LOGITS_AT_ONCE = 2**24
 
 
-def windows_at_once(layout: WindowLayout, channels: int) -> int:
+def windows_at_once(layout: WindowLayout, channels: int, trained: bool = False) -> int:
     """How many of a layout's windows a CPU takes at a time."""
-    return max(1, min(TOKENS_AT_ONCE, _VALUES_AT_ONCE // channels) // layout.slots.shape[1])
+    return max(1, min(TOKENS_AT_ONCE, _VALUES_AT_ONCE * (1 + trained) // channels) // layout.slots.shape[1])
 
 
 def _by_rows(x: Tensor, function: Callable[[Tensor], Tensor], rows: int) -> Tensor:
@@ -123,6 +122,18 @@ class WindowAttention(BaseModule):
         """Whether there are keys from other windows, so that windows cannot be attended to apart from each other."""
         return self.has_halo or self.pooled_neighbours > 0
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether tokens see those of their own window, and logits are products of queries and keys plus a fixed bias.
+        """
+        fixed = self.rpe is None or getattr(self.rpe, 'fixed_bias', False)
+        return (fixed and self.logit_scale is None and not self.looks_beyond and self.attend is sdpa
+                and not (self.training and self.attn_drop_rate))
+
+    def fixed_bias(self) -> Optional[Tensor]:
+        """The bias ``(heads, Nq, Nk)`` of an encoding that needs no queries and keys for it."""
+        return self.rpe(None, None, self.geometry)[2] if getattr(self.rpe, 'fixed_bias', False) else None
+
     def shared(self, norm: Optional[nn.Module] = None, tokens: int = 0) -> Shared:
         """What does not depend on the tokens, worked out once for the parts of a map.
 
@@ -130,9 +141,7 @@ class WindowAttention(BaseModule):
             norm (nn.Module, optional): What tokens go through first.
             tokens (int): How many most calls have, see :func:`~.linear.prepared`.
         """
-        bias = None
-        if getattr(self.rpe, 'fixed_bias', False):
-            *_, bias = self.rpe(None, None, self.geometry)
+        bias = self.fixed_bias()
         qkv, proj = prepared(self.qkv, norm, tokens), prepared(self.proj, rows=tokens)
         if tokens and self.looks_beyond:
             qkv, proj = (functools.partial(_by_rows, function=layer, rows=tokens) for layer in (qkv, proj))
@@ -152,10 +161,6 @@ class WindowAttention(BaseModule):
         shared = shared or self.shared()
         qkv, projected = self._project(x, shared)
         padding = None if mask_padding else projected  # what zeros are projected to
-        if self._trains_by_parts(qkv, shared.bias):
-            parts = cut_into_parts(layout, windows_at_once(layout, x.shape[1])).parts
-            out = attend_by_parts(qkv, shared.bias, padding, parts, self.num_heads, self.scale)
-            return self.proj_drop(shared.proj(out))
         # projecting first leaves padding out of the projections, and the gather puts q, k and v in window order
         move = layout.into_windows
         windows = move(qkv)
@@ -168,13 +173,6 @@ class WindowAttention(BaseModule):
         else:
             out = self._attend(q, k, v, neighbours, layout, 0, shared.bias)
         return self.proj_drop(shared.proj(move.inverse(out.flatten(2).flatten(0, 1))))
-
-    def _trains_by_parts(self, qkv: Tensor, bias: Optional[Tensor]) -> bool:
-        """Whether attention is what :func:`~.by_parts.attend_by_parts` computes, and on a CPU, with gradients."""
-        plain = self.logit_scale is None and not self.looks_beyond and not (self.training and self.attn_drop_rate)
-        return (plain and self.attend is sdpa and (self.rpe is None or bias is not None)
-                and qkv.device.type == 'cpu' and qkv.dtype == torch.float32 and not torch.compiler.is_compiling()
-                and torch.is_grad_enabled() and (qkv.requires_grad or (bias is not None and bias.requires_grad)))
 
     def _project(self, x: Tensor, shared: Shared) -> Tuple[Tensor, Optional[Tensor]]:
         """q, k and v of the tokens side by side, ``(K, 3C)``, and their bias."""

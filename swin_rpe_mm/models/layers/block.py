@@ -10,8 +10,10 @@ from torch import Tensor, nn
 
 from ...windows import WindowLayout, cut_into_parts
 from .attention import TOKENS_AT_ONCE, ShiftedWindowAttention, windows_at_once
-from .linear import prepared
+from .block_by_parts import Setting, run_block
+from .linear import can_recompute, has_hooks, is_plain, prepared
 from .patch import PatchMerging
+from .products import suits_onednn
 
 
 def draw_images(like: Tensor, batch_size: int, rate: float) -> Optional[Tensor]:
@@ -64,14 +66,40 @@ class SwinBlock(BaseModule):
 
     def forward(self, x: Tensor, layout: WindowLayout, mask_padding: bool) -> Tensor:
         """Packed tokens ``(K, C)`` to ``(K, C)``, attending in the windows of ``layout``."""
+        rate = self.drop_path_rate if self.training else 0.
+        kept = [draw_images(x, layout.batch_size, rate) for _ in range(2)]
+        needs_gradient = x.requires_grad or any(parameter.requires_grad for parameter in self.parameters())
+        with torch.set_grad_enabled(torch.is_grad_enabled() and needs_gradient):
+            run = self._train if self._trains_by_parts(x) else self._run
+            if self.with_cp and torch.is_grad_enabled() and x.requires_grad:
+                return cp.checkpoint(run, x, layout, mask_padding, kept, use_reentrant=False)
+            return run(x, layout, mask_padding, kept)
+
+    def _trains_by_parts(self, x: Tensor) -> bool:
+        """Whether there are gradients, and :func:`~.block_by_parts.run_block` computes what this block does."""
+        attention = self.attn.w_msa
+        (first, activation, hidden_drop), second, drop = self.ffn.layers
+        dropouts = any(module.training and module.p for module in (hidden_drop, drop, attention.proj_drop))
+        return (torch.is_grad_enabled() and suits_onednn(x) and not torch.compiler.is_compiling()
+                and attention.is_plain and not self.norm_after and not dropouts
+                and all(map(is_plain, (attention.qkv, attention.proj, first, second)))
+                and all(map(can_recompute, (self.norm1, self.norm2, activation)))
+                and not has_hooks(self.attn) and not has_hooks(attention))
+
+    def _train(self, x: Tensor, layout: WindowLayout, mask_padding: bool, kept: Sequence[Optional[Tensor]]) -> Tensor:
+        attention, (first, *_), second = self.attn.w_msa, *self.ffn.layers[:2]
+        parts, rows = cut_into_parts(layout, windows_at_once(layout, x.shape[1], trained=True))
+        setting = Setting(attention.num_heads, attention.scale, (self.norm1.eps, self.norm2.eps), mask_padding, rows)
+        layers = (self.norm1, attention.qkv, attention.proj, self.norm2, first, second)
+        return run_block(x, parts, setting, attention.fixed_bias(), kept,
+                         [parameter for layer in layers for parameter in (layer.weight, layer.bias)])
+
+    def _run(self, x: Tensor, layout: WindowLayout, mask_padding: bool, kept: Sequence[Optional[Tensor]]) -> Tensor:
         attention = self.attn.w_msa
         in_cache = x.device.type == 'cpu' and not torch.is_grad_enabled()
         parts, tokens = (), TOKENS_AT_ONCE if in_cache else 0
         if in_cache and not attention.looks_beyond:
             parts, tokens = cut_into_parts(layout, windows_at_once(layout, x.shape[1]))
-
-        rate = self.drop_path_rate if self.training else 0.
-        kept = [draw_images(x, layout.batch_size, rate) for _ in range(2)]
         before = (None, None) if self.norm_after else (self.norm1, self.norm2)
         after = (self.norm1, self.norm2) if self.norm_after else (nn.Identity(), nn.Identity())
         shared, mlp = attention.shared(before[0], tokens), self._mlp(before[1], tokens)
@@ -88,8 +116,6 @@ class SwinBlock(BaseModule):
         def run(x: Tensor, part: WindowLayout) -> Tensor:
             return feed(attend(x, part), part.image_of_token)
 
-        if self.with_cp and x.requires_grad:
-            return cp.checkpoint(run, x, layout, use_reentrant=False)
         if in_cache and attention.looks_beyond:
             x = attend(x, layout)
             return torch.cat([feed(*rows) for rows in zip(x.split(tokens), layout.image_of_token.split(tokens))])

@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-_ONEDNN = torch.ops.mkldnn
+from .products import Product, ProductGradients, autocast_dtype
+
 _ROWS_AT_ONCE = 2048
 
 
@@ -23,9 +24,7 @@ def prepared(layer: nn.Linear, before: Optional[nn.Module] = None, rows: int = 0
         layer (nn.Linear): The layer; one with forward hooks, or of a derived class, is called as it is.
         before (nn.Module, optional): What the input goes through first. With gradients, what a layer norm or GELU gives
             is not kept for the backward pass.
-        rows (int): How many rows most calls have. On a CPU in float32, the weight is laid out for these once by oneDNN,
-            whose products are then about a tenth faster. It makes a kernel for every number of rows, so calls with
-            another number go without it.
+        rows (int): How many rows most calls have, see :class:`~.products.Product`.
 
     Returns:
         Callable: From rows ``(R, in_features)`` to ``layer(before(rows))``, ``(R, out_features)``.
@@ -38,13 +37,8 @@ def prepared(layer: nn.Linear, before: Optional[nn.Module] = None, rows: int = 0
             gelu = isinstance(before, nn.GELU)
             return lambda x: _LinearAfter.apply(x, gelu, scale, shift, eps, layer.weight, layer.bias)
         return lambda x: _LinearAfter.apply(before(x), False, None, None, None, layer.weight, layer.bias)
-    packed = _ONEDNN._reorder_linear_weight(layer.weight.detach()) if rows and _suits_onednn(layer.weight) else None
-
-    def call(x: Tensor) -> Tensor:
-        x = x if before is None else before(x)
-        return layer(x) if packed is None or len(x) != rows else _product(x, packed, layer.bias)
-
-    return call
+    product = Product(layer.weight, layer.bias, rows)
+    return product if before is None else lambda x: product(before(x))
 
 
 def norm_linear(x: Tensor, scale: Tensor, shift: Tensor, eps: float, weight: Tensor) -> Tensor:
@@ -57,7 +51,12 @@ def norm_linear(x: Tensor, scale: Tensor, shift: Tensor, eps: float, weight: Ten
 def is_plain(module: nn.Module) -> bool:
     """Whether a module is a layer that the functions here may compute in its place: of a known class, without hooks."""
     known = type(module) in (nn.Linear, mmcv.cnn.Linear, nn.LayerNorm, nn.GELU)
-    return known and not module._forward_hooks and not module._forward_pre_hooks
+    return known and not has_hooks(module)
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether someone wants to see what goes into a module or comes out of it."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 def can_recompute(before: Optional[nn.Module]) -> bool:
@@ -69,40 +68,19 @@ def can_recompute(before: Optional[nn.Module]) -> bool:
     return isinstance(before, nn.LayerNorm) and before.weight is not None and before.bias is not None
 
 
-def _suits_onednn(weight: Tensor) -> bool:
-    return weight.device.type == 'cpu' and weight.dtype == torch.float32 and _autocast(weight) is None
-
-
-def _product(x: Tensor, weight: Tensor, bias: Optional[Tensor]) -> Tensor:
-    return _ONEDNN._linear_pointwise(x, weight, bias, 'none', [], '')
-
-
-def _autocast(x: Tensor) -> Optional[torch.dtype]:
-    """What products are computed in, if that is not the dtype of the factors."""
-    if x.dtype == torch.float64 or not torch.is_autocast_enabled(x.device.type):
-        return None
-    return torch.get_autocast_dtype(x.device.type)
-
-
 class _LinearAfter(torch.autograd.Function):
     """A linear layer after GELU, a layer norm or nothing, which keeps ``x`` and computes these again."""
 
     @staticmethod
     def forward(ctx, x: Tensor, gelu: bool, scale: Optional[Tensor], shift: Optional[Tensor], eps: Optional[float],
                 weight: Tensor, bias: Optional[Tensor]) -> Tensor:
-        ctx.dtype, ctx.gelu, ctx.eps = _autocast(x) or weight.dtype, gelu, eps
+        ctx.dtype, ctx.gelu, ctx.eps = autocast_dtype(x) or weight.dtype, gelu, eps
         ctx.save_for_backward(x, scale, shift, weight, bias)
-        onednn = _suits_onednn(weight)
         with torch.autocast(x.device.type, enabled=False):
-            weight, bias = weight.to(ctx.dtype), None if bias is None else bias.to(ctx.dtype)
-            packed = _ONEDNN._reorder_linear_weight(weight) if onednn and len(x) >= _ROWS_AT_ONCE else None
+            product = Product(weight.to(ctx.dtype), None if bias is None else bias.to(ctx.dtype), _rows(x))
             out = x.new_empty(len(x), len(weight), dtype=ctx.dtype)
             for part in _parts(x):
-                rows = _before(ctx, x[part], scale, shift)[0].to(ctx.dtype)
-                if packed is not None and len(rows) == _ROWS_AT_ONCE:
-                    out[part] = _product(rows, packed, bias)
-                else:
-                    out[part] = F.linear(rows, weight, bias)
+                out[part] = product(_before(ctx, x[part], scale, shift)[0].to(ctx.dtype))
             return out
 
     @staticmethod
@@ -112,21 +90,14 @@ class _LinearAfter(torch.autograd.Function):
         need_x, _, need_scale, need_shift, _, need_weight, need_bias = ctx.needs_input_grad
         grad = grad.contiguous()
         to_x = torch.empty_like(x, memory_format=torch.contiguous_format)
-        to_scale, to_shift, to_weight, to_bias = (
-            None if parameter is None else torch.zeros_like(parameter) for parameter in (scale, shift, weight, bias))
-        used = weight.to(ctx.dtype)
+        to_scale, to_shift = (None if norm is None else torch.zeros_like(norm) for norm in (scale, shift))
+        layer = ProductGradients(weight, _rows(x), (need_weight, need_bias), ctx.dtype)
         for part in _parts(x):
             rows, *statistics = _before(ctx, x[part], scale, shift)
-            if need_weight:
-                to_weight += grad[part].t() @ rows.to(ctx.dtype)
-            if need_bias:
-                to_bias += grad[part].sum(0)
+            layer.add(grad[part], rows.to(ctx.dtype))
             if not (need_x or need_scale or need_shift):
                 continue
-            if _suits_onednn(weight) and len(rows) == _ROWS_AT_ONCE:
-                to_rows = _product(grad[part], weight.t(), None)
-            else:
-                to_rows = (grad[part] @ used).to(x.dtype)
+            to_rows = layer.to_rows(grad[part]).to(x.dtype)
             if scale is not None:
                 to_x[part], part_scale, part_shift = torch.ops.aten.native_layer_norm_backward(
                     to_rows, x[part], scale.shape, *statistics, scale, shift, (True, True, True))
@@ -136,7 +107,7 @@ class _LinearAfter(torch.autograd.Function):
                 torch.ops.aten.gelu_backward(to_rows, x[part], grad_input=to_x[part])
             else:
                 to_x[part] = to_rows
-        return to_x, None, to_scale, to_shift, None, to_weight, to_bias
+        return to_x, None, to_scale, to_shift, None, layer.weight, layer.bias
 
 
 def _before(ctx, x: Tensor, scale: Optional[Tensor], shift: Optional[Tensor]) -> Tuple[Tensor, ...]:
@@ -146,7 +117,12 @@ def _before(ctx, x: Tensor, scale: Optional[Tensor], shift: Optional[Tensor]) ->
     return (F.gelu(x) if ctx.gelu else x, )
 
 
+def _rows(x: Tensor) -> int:
+    """How many rows most parts have; 0 where there is but one."""
+    return _ROWS_AT_ONCE if x.device.type == 'cpu' and len(x) >= _ROWS_AT_ONCE else 0
+
+
 def _parts(x: Tensor) -> Iterator[slice]:
     """Rows to take at once: on a CPU a few thousand."""
-    step = _ROWS_AT_ONCE if x.device.type == 'cpu' else max(len(x), 1)
+    step = _rows(x) or max(len(x), 1)
     return (slice(first, first + step) for first in range(0, len(x), step))
