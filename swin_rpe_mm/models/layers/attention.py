@@ -161,17 +161,19 @@ class WindowAttention(BaseModule):
         shared = shared or self.shared()
         qkv, projected = self._project(x, shared)
         padding = None if mask_padding else projected  # what zeros are projected to
-        # projecting first leaves padding out of the projections, and the gather puts q, k and v in window order
-        move = layout.into_windows
-        windows = move(qkv)
+        # projecting first leaves padding out of the projections, and the gather puts q, k and v in window order; with a
+        # halo, k and v are gathered for several windows each
+        move, channels = layout.into_windows, x.shape[1]
+        own = qkv[:, :channels] if self.has_halo and not self.pooled_neighbours else qkv
+        windows = move(own)
         if padding is not None and len(layout.holes):
-            windows.index_copy_(0, layout.holes, padding.expand(len(layout.holes), -1))
-        q, k, v = self._heads(windows.unflatten(0, layout.slots.shape))
-        neighbours = self._pool(k, v, layout) if self.pooled_neighbours else None
+            windows.index_copy_(0, layout.holes, padding[:own.shape[1]].expand(len(layout.holes), -1))
+        q, *kv = self._heads(windows.unflatten(0, layout.slots.shape))
+        neighbours = self._pool(*kv, layout) if self.pooled_neighbours else None
         if self.has_halo:
-            out = self._attend_beyond(q, qkv[:, x.shape[1]:], neighbours, layout, padding, shared.bias)
+            out = self._attend_beyond(q, qkv[:, channels:], neighbours, layout, padding, shared.bias)
         else:
-            out = self._attend(q, k, v, neighbours, layout, 0, shared.bias)
+            out = self._attend(q, *kv, neighbours, layout, 0, shared.bias)
         return self.proj_drop(shared.proj(move.inverse(out.flatten(2).flatten(0, 1))))
 
     def _project(self, x: Tensor, shared: Shared) -> Tuple[Tensor, Optional[Tensor]]:
