@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import os
+import threading
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from pathlib import Path
 from typing import TypeVar
 
@@ -44,11 +46,21 @@ def check_memory(numbers: Numbers) -> None:
 
 def in_own_process(function: Callable[..., T], *args) -> T | None:
     """What a function gives in a new process; None if the system ended that, as it does for want of memory."""
-    with ProcessPoolExecutor(1, mp_context=get_context('spawn')) as pool:
+    with ProcessPoolExecutor(1, mp_context=get_context('spawn'), initializer=_end_with_parent) as pool:
         try:
             return pool.submit(function, *args).result()
         except BrokenProcessPool:
             return None
+
+
+def _end_with_parent() -> None:
+    """End this process together with the one that started it, also where that is killed."""
+
+    def wait() -> None:
+        parent_process().join()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def peak_bytes(contestant: Contestant, case: Case, numbers: Numbers, mode: str) -> int:
