@@ -1,0 +1,82 @@
+"""Each image of a batch alone: cut to its extent, with a sample that tells the truth about what is left."""
+from typing import Optional, Sequence
+
+import numpy as np
+from mmengine.structures import BaseDataElement
+from torch import Tensor
+
+from .extents import Extents, Size, attach_extents, get_extents
+
+# ground truths that the preprocessors fill up together with the image
+_PADDED_MAPS = ('gt_sem_seg', 'gt_panoptic_seg', 'gt_edge_map', 'gt_depth_map')
+
+
+def known_extents(batch: Tensor, samples: Optional[Sequence[BaseDataElement]]) -> Extents:
+    """Each image's extent: what the batch carries, else ``img_shape`` of the samples, else the whole image.
+
+    Raises:
+        InputError: If an ``img_shape`` exceeds the batch.
+    """
+    extents = get_extents(batch)
+    if extents is None:
+        size = tuple(batch.shape[-2:])
+        shapes = [size] * len(batch) if samples is None else [sample.get('img_shape', size)[:2] for sample in samples]
+        extents = get_extents(attach_extents(batch.view_as(batch), shapes))
+    return extents
+
+
+def cut_image(batch: Tensor, index: int, extent: Size) -> Tensor:
+    """Image ``index`` as a batch of its own without padding, ``(1, C, h, w)``."""
+    h, w = extent
+    return attach_extents(batch[index:index + 1, :, :h, :w].contiguous(), [extent])
+
+
+def cut_sample(sample: BaseDataElement, size: Size, extent: Size) -> BaseDataElement:
+    """A sample for the image that was cut from ``size`` to ``extent``; what both hold is shared, ``sample`` unchanged.
+
+    Sizes in its metainfo are those of the cut image, and ground truths that were filled up to ``size`` are cut too.
+    """
+    cut = sample.new(metainfo=_told_sizes(sample.metainfo, size, extent))
+    if size == extent:
+        return cut
+    for name in _PADDED_MAPS:
+        if name in cut:
+            setattr(cut, name, _cut_maps(cut.get(name), size, extent))
+    if 'gt_instances' in cut and 'masks' in cut.gt_instances:
+        masks = _cut_masks(cut.gt_instances.masks, size, extent)
+        cut.gt_instances = cut.gt_instances.new()
+        cut.gt_instances.masks = masks
+    return cut
+
+
+def _told_sizes(metainfo: dict, size: Size, extent: Size) -> dict:
+    told = dict(metainfo)
+    if 'img_padding_size' in told:
+        # as mmseg's preprocessor leaves a sample that it did not fill up
+        del told['img_padding_size']
+        told.pop('pad_shape', None)
+    elif told.get('padding_size') is not None:
+        left, right, top, bottom = told['padding_size']
+        told['padding_size'] = [left, max(right - size[1] + extent[1], 0), top, max(bottom - size[0] + extent[0], 0)]
+    for key in ('pad_shape', 'batch_input_shape'):
+        if key in told:
+            told[key] = extent
+    return told
+
+
+def _cut_maps(maps: BaseDataElement, size: Size, extent: Size) -> BaseDataElement:
+    # a test's ground truth has the size of the original image and is left alone
+    cut = type(maps)(metainfo=maps.metainfo)
+    for name, value in maps.items():
+        cut.set_field(value[..., :extent[0], :extent[1]] if tuple(value.shape[-2:]) == size else value, name)
+    return cut
+
+
+def _cut_masks(masks, size: Size, extent: Size):
+    h, w = extent
+    if isinstance(masks, (Tensor, np.ndarray)):
+        return masks[..., :h, :w] if tuple(masks.shape[-2:]) == size else masks
+    if (masks.height, masks.width) != size:
+        return masks
+    inside = masks.masks[:, :h, :w] if isinstance(masks.masks, np.ndarray) else masks.masks  # polygons have no padding
+    return type(masks)(inside, h, w)
