@@ -28,6 +28,8 @@ def known_extents(batch: Tensor, samples: Optional[Sequence[BaseDataElement]]) -
 def cut_image(batch: Tensor, index: int, extent: Size) -> Tensor:
     """Image ``index`` as a batch of its own without padding, ``(1, C, h, w)``."""
     h, w = extent
+    if len(batch) == 1 and tuple(batch.shape[-2:]) == extent:
+        return batch  # with all that is written on it
     return attach_extents(batch[index:index + 1, :, :h, :w].contiguous(), [extent])
 
 
