@@ -25,60 +25,61 @@ def known_extents(batch: Tensor, samples: Optional[Sequence[BaseDataElement]]) -
     return extents
 
 
-def cut_image(batch: Tensor, index: int, extent: Size) -> Tensor:
-    """Image ``index`` as a batch of its own without padding, ``(1, C, h, w)``."""
-    h, w = extent
-    if len(batch) == 1 and tuple(batch.shape[-2:]) == extent:
-        return batch  # with all that is written on it
+def cut_image(batch: Tensor, index: int, extent: Size, size: Size) -> Tensor:
+    """Image ``index`` as a batch of its own, ``(1, C, *size)``; ``size`` is its extent or a little more."""
+    h, w = size
+    if len(batch) == 1 and tuple(batch.shape[-2:]) == size:
+        return batch if get_extents(batch) else attach_extents(batch.view_as(batch), [extent])
     return attach_extents(batch[index:index + 1, :, :h, :w].contiguous(), [extent])
 
 
-def cut_sample(sample: BaseDataElement, size: Size, extent: Size) -> BaseDataElement:
-    """A sample for the image that was cut from ``size`` to ``extent``; what both hold is shared, ``sample`` unchanged.
+def cut_sample(sample: BaseDataElement, old: Size, new: Size) -> BaseDataElement:
+    """A sample for the image that was cut from ``old`` to ``new``; what both hold is shared, ``sample`` unchanged.
 
-    Sizes in its metainfo are those of the cut image, and ground truths that were filled up to ``size`` are cut too.
+    Sizes in its metainfo are those of the cut image, and ground truths that were filled up to ``old`` are cut too.
     """
-    cut = sample.new(metainfo=_told_sizes(sample.metainfo, size, extent))
-    if size == extent:
+    cut = sample.new(metainfo=_told_sizes(sample.metainfo, old, new))
+    if old == new:
         return cut
     for name in _PADDED_MAPS:
         if name in cut:
-            setattr(cut, name, _cut_maps(cut.get(name), size, extent))
+            setattr(cut, name, _cut_maps(cut.get(name), old, new))
     if 'gt_instances' in cut and 'masks' in cut.gt_instances:
-        masks = _cut_masks(cut.gt_instances.masks, size, extent)
+        masks = _cut_masks(cut.gt_instances.masks, old, new)
         cut.gt_instances = cut.gt_instances.new()
         cut.gt_instances.masks = masks
     return cut
 
 
-def _told_sizes(metainfo: dict, size: Size, extent: Size) -> dict:
+def _told_sizes(metainfo: dict, old: Size, new: Size) -> dict:
     told = dict(metainfo)
-    if 'img_padding_size' in told:
+    for key in ('padding_size', 'img_padding_size'):  # what mmseg cuts off its results
+        if told.get(key) is not None:
+            left, right, top, bottom = told[key]
+            told[key] = (left, max(right - old[1] + new[1], 0), top, max(bottom - old[0] + new[0], 0))
+    if not any(told.get('img_padding_size', (1, ))):
         # as mmseg's preprocessor leaves a sample that it did not fill up
         del told['img_padding_size']
         told.pop('pad_shape', None)
-    elif told.get('padding_size') is not None:
-        left, right, top, bottom = told['padding_size']
-        told['padding_size'] = [left, max(right - size[1] + extent[1], 0), top, max(bottom - size[0] + extent[0], 0)]
     for key in ('pad_shape', 'batch_input_shape'):
         if key in told:
-            told[key] = extent
+            told[key] = new
     return told
 
 
-def _cut_maps(maps: BaseDataElement, size: Size, extent: Size) -> BaseDataElement:
+def _cut_maps(maps: BaseDataElement, old: Size, new: Size) -> BaseDataElement:
     # a test's ground truth has the size of the original image and is left alone
     cut = type(maps)(metainfo=maps.metainfo)
     for name, value in maps.items():
-        cut.set_field(value[..., :extent[0], :extent[1]] if tuple(value.shape[-2:]) == size else value, name)
+        cut.set_field(value[..., :new[0], :new[1]] if tuple(value.shape[-2:]) == old else value, name)
     return cut
 
 
-def _cut_masks(masks, size: Size, extent: Size):
-    h, w = extent
+def _cut_masks(masks, old: Size, new: Size):
+    h, w = new
     if isinstance(masks, (Tensor, np.ndarray)):
-        return masks[..., :h, :w] if tuple(masks.shape[-2:]) == size else masks
-    if (masks.height, masks.width) != size:
+        return masks[..., :h, :w] if tuple(masks.shape[-2:]) == old else masks
+    if (masks.height, masks.width) != old:
         return masks
     inside = masks.masks[:, :h, :w] if isinstance(masks.masks, np.ndarray) else masks.masks  # polygons have no padding
     return type(masks)(inside, h, w)

@@ -17,9 +17,13 @@ from .alone import cut_image, cut_sample, known_extents
 from .extents import attach_extents, get_extents
 from .features import attach_features, cut_features
 from .meeting import run_side_by_side
+from .multiples import fill_up, side_multiple
 
 Samples = Sequence[BaseDataElement]
 
+# what is called for each image is compiled, the loop over images is not
+_no_compiler = torch.compiler.disable(recursive=False)
+_OF_SIZES = ('must match', 'equal size')  # in what PyTorch says of maps that don't fit
 _BATCH_NORM = nn.BatchNorm2d.__base__  # of nn.SyncBatchNorm too, and of what mmengine puts in its place
 
 
@@ -33,8 +37,9 @@ def make_padding_invariant(model: nn.Module) -> nn.Module:
     the batch, without its padding. ``mode='tensor'`` stays as it is.
 
     Extents are read from the batch (:func:`swin_rpe_mm.attach_extents`; our data preprocessors do it), else from
-    ``img_shape`` of the samples. Every image is run at its own size, also without what ``pad_size_divisor`` adds: a
-    model that cannot join its maps then, since it doubles the size of one, says so.
+    ``img_shape`` of the samples. Every image is run at its own size, also without what ``pad_size_divisor`` adds; only
+    for models with layers that double maps and join them, such as RTMDet's neck or SOLO's head, is it filled up to the
+    next multiple of 32, whatever the batch. If other layers don't take a size, this is said in one sentence.
 
     Args:
         model (nn.Module): A model of MMDetection or MMSegmentation, also one inside a wrapper (DDP, test-time
@@ -68,12 +73,12 @@ class _Picklable:
 class PaddingInvariant(_Picklable):
     """Mixed into a detector's or segmentor's class: it predicts and learns from each image alone."""
 
-    @torch.compiler.disable(recursive=False)  # what is called for each image is compiled
+    @_no_compiler
     def predict(self, inputs: Tensor, data_samples: Optional[Samples] = None, *args, **kwargs) -> List[BaseDataElement]:
         """Results of each image, in order; see the model's own ``predict``."""
         _check_images(self, inputs)
         # On a CPU the backbone gains nothing from a batch, and alone its rounding is the same in every batch
-        images = _alone(inputs, data_samples, self.backbone if inputs.is_cuda else None)
+        images = _alone(self, inputs, data_samples, self.backbone if inputs.is_cuda else None)
         predict = functools.partial(_call, super().predict)
         if data_samples is None:
             return [result for image in images for result in predict(image, None, *args, **kwargs)]
@@ -84,7 +89,7 @@ class PaddingInvariant(_Picklable):
             sample.set_data({key: value for key, value in result.items() if given.get(key) is not value})
         return list(data_samples)
 
-    @torch.compiler.disable(recursive=False)
+    @_no_compiler
     def loss(self, inputs: Tensor, data_samples: Samples, *args, **kwargs) -> Dict[str, Any]:
         """The mean of the images' losses; see the model's own ``loss``."""
         _check_images(self, inputs)
@@ -97,10 +102,11 @@ class SemiPaddingInvariant(_Picklable):
     """Mixed into a semi-supervised detector's class. Losses with labels are those of its student, which is a detector;
     the others it makes from the layers of teacher and student, so that it takes each image alone itself."""
 
-    @torch.compiler.disable(recursive=False)
+    @_no_compiler
     def get_pseudo_instances(self, batch_inputs: Tensor, batch_data_samples: Samples) -> tuple:
         """Samples with the teacher's predictions, and what else the loss needs of each image."""
-        images = _alone(batch_inputs, batch_data_samples, self.teacher.backbone if batch_inputs.is_cuda else None)
+        images = _alone(self, batch_inputs, batch_data_samples,
+                        self.teacher.backbone if batch_inputs.is_cuda else None)
         found, infos = [], []
         for image, sample in zip(images, batch_data_samples):
             samples, info = _call(super().get_pseudo_instances, image, [_cut(sample, batch_inputs, image)])
@@ -108,7 +114,7 @@ class SemiPaddingInvariant(_Picklable):
             infos.append(info)
         return found, infos
 
-    @torch.compiler.disable(recursive=False)
+    @_no_compiler
     def loss_by_pseudo_instances(self, batch_inputs: Tensor, batch_data_samples: Samples,
                                  batch_info: Optional[List[Any]] = None) -> Dict[str, Any]:
         """The mean of the images' losses; ``batch_info`` is that of :meth:`get_pseudo_instances`."""
@@ -144,26 +150,31 @@ def _check_images(model: nn.Module, inputs: Any) -> None:
                          f'ignore padding; got {type(inputs).__name__}')
 
 
+@torch.compiler.disable
 def _cut(sample: BaseDataElement, inputs: Tensor, image: Tensor) -> BaseDataElement:
     return cut_sample(sample, tuple(inputs.shape[-2:]), tuple(image.shape[-2:]))
 
 
-def _alone(inputs: Tensor, samples: Optional[Samples], backbone: Optional[nn.Module]) -> List[Tensor]:
+@torch.compiler.disable
+def _alone(model: nn.Module, inputs: Tensor, samples: Optional[Samples],
+           backbone: Optional[nn.Module]) -> List[Tensor]:
     """Every image cut to its extent; with the features that ``backbone`` gives for all in one call, if it is one of
     ours, whose features of an image do not depend on the batch."""
-    extents = known_extents(inputs, samples)
-    images = [cut_image(inputs, i, extent) for i, extent in enumerate(extents)]
+    extents, multiple, size = known_extents(inputs, samples), side_multiple(model), tuple(inputs.shape[-2:])
+    sizes = [fill_up(extent, multiple, size) for extent in extents]
+    images = [cut_image(inputs, i, *each) for i, each in enumerate(zip(extents, sizes))]
     if len(images) > 1 and getattr(backbone, 'mask_padding', False):
         batch = inputs if get_extents(inputs) else attach_extents(inputs.view_as(inputs), extents)
-        for image, maps in zip(images, cut_features(backbone(batch), backbone.output_strides, extents)):
+        for image, maps in zip(images, cut_features(backbone(batch), backbone.output_strides, sizes)):
             attach_features(image, backbone, maps)
     return images
 
 
+@_no_compiler
 def _mean_loss(model: nn.Module, backbone: nn.Module, inputs: Tensor, samples: Samples,
                losses: Sequence[Callable]) -> Dict[str, Any]:
     """Mean over the images of their losses, each a method that takes an image and a list of its sample."""
-    images = _alone(inputs, samples, backbone)
+    images = _alone(model, inputs, samples, backbone)
     tasks = [functools.partial(_call, loss, image, [_cut(sample, inputs, image)])
              for loss, image, sample in zip(losses, images, samples)]
     norms = [module for module in model.modules() if module.training and isinstance(module, _BATCH_NORM)]
@@ -189,15 +200,17 @@ def _mean(values: Sequence[Any], count: int) -> Any:
     return [_mean([value[i] for value in values if i < len(value)], count) for i in range(longest)]
 
 
+@_no_compiler
 def _call(method: Callable, image: Tensor, *args, **kwargs) -> Any:
     """Run a model on one image; what an odd size breaks is said in one sentence."""
     try:
         return method(image, *args, **kwargs)
-    except RuntimeError as error:
+    except (RuntimeError, AssertionError) as error:
         h, w = image.shape[-2:]
-        if 'must match' not in str(error) or (h % 32 == 0 and w % 32 == 0):
+        sizes_differ = isinstance(error, AssertionError) or any(words in str(error) for words in _OF_SIZES)
+        if not sizes_differ or h % 32 == w % 32 == 0:
             raise
-        raise InputError(f'{_innermost_layer(error)} cannot join the maps of an image of {h}x{w} pixels: for its '
+        raise InputError(f'{_innermost_layer(error)} does not take the maps of an image of {h}x{w} pixels: for its '
                          'model to ignore padding, sides of images must be multiples of 32') from error
 
 

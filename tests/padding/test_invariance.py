@@ -242,6 +242,26 @@ def test_layers_that_need_multiples_of_32_say_so(build):
         model.predict(*batch_of(SIZES[:1]))
 
 
+class SOLOHead(nn.Conv2d):
+    """Named as a layer that needs multiples of 32."""
+
+
+def test_models_that_need_multiples_are_filled_up_to_the_next_whatever_the_batch(build):
+    def filled() -> Segmentor:
+        model = make_padding_invariant(build())
+        model.head.__class__ = SOLOHead
+        return model
+
+    results = filled().predict(*batch_of(side=96))
+    for size, rounded, result in zip(SIZES, [(64, 64), (64, 64), (32, 64)], results):
+        assert result.logits.shape == (3, *rounded)
+        inputs, samples = batch_of([size])
+        (expected, ) = filled().predict(attach_extents(inputs[:, :, :rounded[0], :rounded[1]].contiguous(), [size]))
+        assert torch.equal(result.logits, expected.logits)
+    model = filled()
+    torch.testing.assert_close(model.loss(*batch_of(side=96))['loss'], model.loss(*batch_of())['loss'])
+
+
 def test_the_caller_decides_what_mode_tensor_gives(build):
     inputs, _ = batch_of()
     assert torch.equal(make_padding_invariant(build())(inputs), build()(inputs))
@@ -278,7 +298,9 @@ class TestSamples:
         assert told == dict(img_shape=(5, 6))
 
     def test_what_the_pipeline_added_is_still_cut_off(self):
-        assert self.cut(dict(padding_size=(0, 4, 0, 3))).padding_size == [0, 1, 0, 0]
+        assert self.cut(dict(padding_size=(0, 4, 0, 3))).padding_size == (0, 1, 0, 0)
+        told = self.cut(dict(img_padding_size=(0, 4, 0, 3), pad_shape=(8, 9))).metainfo
+        assert told == dict(img_padding_size=(0, 1, 0, 0), pad_shape=(5, 6))
 
     @pytest.mark.parametrize('name', ['gt_sem_seg', 'gt_edge_map', 'gt_depth_map'])
     def test_padded_maps_are_cut_and_others_are_not(self, name):
