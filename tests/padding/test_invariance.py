@@ -3,12 +3,14 @@ from __future__ import annotations
 
 import copy
 import pickle
+from functools import partial
 
 import pytest
 import torch
 from mmengine.model import BaseModel
 from mmengine.structures import BaseDataElement, InstanceData, PixelData
-from torch import nn
+from torch import distributed, nn
+from torch.multiprocessing import start_processes
 
 from swin_rpe_mm import InputError, SwinRPE, attach_extents, make_padding_invariant
 from swin_rpe_mm.padding.alone import cut_sample
@@ -282,6 +284,45 @@ def test_means_of_losses():
     means = mean_losses([one, two])
     assert list(means) == ['a', 'levels', 'alone']
     assert (means['a'], means['levels'], means['alone']) == (3., [1.5, 1.5], 3.)
+
+
+class NormOverProcesses(nn.BatchNorm2d):
+    """Counts on every process to talk to it once in a step, as ``SyncBatchNorm`` does, which needs a GPU."""
+
+    def forward(self, maps):
+        moments = torch.stack([maps.mean((0, 2, 3)), maps.square().mean((0, 2, 3))]).detach()
+        distributed.all_reduce(moments)
+        self.seen = moments / distributed.get_world_size()
+        return super().forward(maps)
+
+
+BY_RANK = [SIZES[:2], [SIZES[2], (50, 50)]]
+
+
+def train_on_rank(rank: int, build, folder) -> None:
+    """Gradients over two processes, those of this one's batch alone, and what its batch norm heard of both."""
+    torch.set_num_threads(1)
+    distributed.init_process_group('gloo', init_method=f'file://{folder}/meet', rank=rank, world_size=2)
+    alone = make_padding_invariant(build(norm=True)).train()
+    alone.norm.__class__ = NormOverProcesses
+    model = nn.parallel.DistributedDataParallel(copy.deepcopy(alone))
+    gradients = []
+    for each in (alone, model):
+        losses = each(*batch_of(BY_RANK[rank]), mode='loss')
+        (losses['loss'] + sum(losses['levels'])).backward()
+        gradients.append([parameter.grad for parameter in each.parameters()])
+    torch.save((*gradients, model.module.norm.seen), folder / f'{rank}.pt')
+    distributed.destroy_process_group()
+
+
+def test_over_two_processes(build, tmp_path):
+    """The mean of the processes' gradients, with one call of each batch norm in each process."""
+    start_processes(partial(train_on_rank, build=build, folder=tmp_path), nprocs=2, start_method='fork')
+    (one, first, heard), (other, second, heard_too) = (torch.load(tmp_path / f'{rank}.pt') for rank in range(2))
+    assert torch.equal(heard, heard_too)
+    for mine, theirs, found, found_too in zip(one, other, first, second):
+        assert torch.equal(found, found_too)
+        torch.testing.assert_close(found, (mine + theirs) / 2)
 
 
 class TestSamples:
