@@ -39,9 +39,9 @@ def evaluate(model: nn.Module, cfg: Config, batch_size: int,
         advance (Callable): Called with the number of images after each batch.
 
     Returns:
-        dict[str, float]: ``box AP``, ``mask AP`` and ``mIoU`` as fractions, as far as the evaluators have them, other
-        metrics by the name and in the unit that their evaluator gives, and ``seconds per image``, which is the model's
-        time with its data preprocessor, without loading and evaluating.
+        dict[str, float]: ``box AP``, ``mask AP``, ``mIoU`` and what comes with it as fractions, as far as the
+        evaluators have them, other metrics as their evaluator gives them, and ``seconds per image``, which is the
+        model's time with its data preprocessor, without loading and evaluating.
     """
     loader = Runner.build_dataloader({**cfg.test_dataloader, 'batch_size': batch_size})
     evaluator = Evaluator(as_list(cfg.test_evaluator))
@@ -60,7 +60,7 @@ def evaluate(model: nn.Module, cfg: Config, batch_size: int,
     found = {}
     for metric, settings in zip(evaluator.metrics, as_list(cfg.test_evaluator)):
         found.update(_average_precisions(metric, settings, images) if _has_precise_ap(settings) else
-                     _as_fractions(metric.evaluate(images)))
+                     _others(metric, settings, images))
     return {**found, 'seconds per image': seconds / images}
 
 
@@ -104,9 +104,10 @@ def _average_precisions(metric: BaseMetric, settings: dict, images: int) -> dict
     return found
 
 
-def _as_fractions(metrics: dict[str, float]) -> dict[str, float]:
-    """mmseg gives percentages with two decimals."""
-    return {name: float(value) / 100 if name == 'mIoU' else float(value) for name, value in metrics.items()}
+def _others(metric: BaseMetric, settings: dict, images: int) -> dict[str, float]:
+    """As the evaluator gives them; those of mmseg's ``IoUMetric`` are percentages with two decimals."""
+    unit = 100 if type_name(settings) == 'IoUMetric' else 1
+    return {name: float(value) / unit for name, value in metric.evaluate(images).items()}
 
 
 @contextmanager
