@@ -364,3 +364,36 @@ class TestSamples:
         masks = self.cut(gt_instances=InstanceData(masks=PolygonMasks([polygon], 8, 9))).gt_instances.masks
         assert (masks.height, masks.width) == (5, 6)
         assert masks.masks[0][0] is polygon[0]
+
+
+@pytest.mark.parametrize('test_cfg', [dict(mode='whole'), dict(mode='slide', crop_size=(32, 40), stride=(20, 24))])
+def test_segmentors_of_mmseg_take_images_of_different_sizes(test_cfg):
+    """With auxiliary heads in training, and in testing with the logits that each image has alone, bit for bit."""
+    from mmengine.config import ConfigDict
+    from mmseg.registry import MODELS
+    from mmseg.structures import SegDataSample
+    from mmseg.utils import register_all_modules
+    register_all_modules(init_default_scope=True)
+    head = dict(type='FCNHead', channels=8, num_convs=1, num_classes=3, norm_cfg=dict(type='BN'))
+    model = make_padding_invariant(MODELS.build(ConfigDict(
+        type='EncoderDecoder', backbone=dict(type='swin_rpe_mm.SwinRPE', **TINY),
+        data_preprocessor=dict(type='swin_rpe_mm.SegDataPreprocessor', mean=[0.], std=[1.], size=(64, 64)),
+        decode_head=dict(head, in_channels=[8, 16], in_index=[0, 1], input_transform='resize_concat'),
+        auxiliary_head=[dict(head, in_channels=8, in_index=0), dict(head, in_channels=16, in_index=1)],
+        train_cfg=dict(), test_cfg=test_cfg)))
+
+    def batch(sizes) -> dict:
+        inputs = [torch.randn(3, *size, generator=torch.Generator().manual_seed(size[0])) for size in sizes]
+        return dict(inputs=inputs, data_samples=[
+            SegDataSample(metainfo=dict(img_shape=size, ori_shape=size),
+                          gt_sem_seg=PixelData(data=torch.ones(1, *size, dtype=torch.long))) for size in sizes])
+
+    losses = model.train()(**model.data_preprocessor(batch(SIZES), True), mode='loss')
+    assert {'decode.loss_ce', 'aux_0.loss_ce', 'aux_1.loss_ce'} < losses.keys()
+    model.eval()
+    with torch.no_grad():
+        for sizes in (SIZES, SIZES[::-1]):
+            for size, result in zip(sizes, model.test_step(batch(sizes)), strict=True):
+                (expected, ) = model.test_step(batch([size]))
+                assert result.seg_logits.shape == size
+                assert torch.equal(result.seg_logits.data, expected.seg_logits.data)
