@@ -124,12 +124,14 @@ class SemiPaddingInvariant(_Picklable):
 
 
 def _mixin(module: nn.Module) -> Optional[type]:
-    """What a module's class becomes a child of: None if it takes no images."""
-    if not isinstance(module, BaseModel) or not all(hasattr(module, name) for name in ('predict', 'loss')):
+    """What a module's class becomes a child of: None if it is no detector or segmentor."""
+    if not isinstance(module, BaseModel):
         return None
-    if hasattr(module, 'student') and hasattr(module, 'get_pseudo_instances'):
+    if all(hasattr(module, name) for name in ('student', 'teacher', 'get_pseudo_instances')):
         return SemiPaddingInvariant
-    return PaddingInvariant if hasattr(module, 'extract_feat') and hasattr(module, 'backbone') else None
+    # what re-identifies objects in a tracker has a head and compares images: its loss is none of single images
+    single = all(hasattr(module, name) for name in ('backbone', 'predict', 'loss')) and not hasattr(module, 'head')
+    return PaddingInvariant if single else None
 
 
 @functools.lru_cache(maxsize=None)

@@ -123,7 +123,7 @@ def _thread_contexts() -> List[Any]:
     contexts = [torch.set_grad_enabled(torch.is_grad_enabled())]
     if torch.is_autocast_enabled('cpu'):
         contexts.append(torch.autocast('cpu', torch.get_autocast_dtype('cpu')))
-    if torch.cuda.is_available():
+    if torch.cuda.is_initialized():
         contexts.append(torch.cuda.stream(torch.cuda.current_stream()))
         if torch.is_autocast_enabled('cuda'):
             contexts.append(torch.autocast('cuda', torch.get_autocast_dtype('cuda')))

@@ -29,7 +29,7 @@ class Segmentor(BaseModel):
         self.backbone = SwinRPE(**TINY, mask_padding=mask_padding)
         self.neck = nn.Conv2d(8, 16, 3, stride=2, padding=1)
         self.norm = nn.BatchNorm2d(16) if norm else nn.GroupNorm(2, 16)
-        self.head = nn.Conv2d(16, 3, 3, padding=1)
+        self.decode_head = nn.Conv2d(16, 3, 3, padding=1)
         self.calls = []
 
     def extract_feat(self, inputs):
@@ -39,14 +39,14 @@ class Segmentor(BaseModel):
 
     def predict(self, inputs, data_samples=None, scale=1.):
         self.calls.append(None if data_samples is None else data_samples[0].metainfo)
-        logits = nn.functional.interpolate(self.head(self.extract_feat(inputs)), size=inputs.shape[-2:]) * scale
+        logits = nn.functional.interpolate(self.decode_head(self.extract_feat(inputs)), size=inputs.shape[-2:]) * scale
         results = data_samples or [BaseDataElement() for _ in inputs]
         for result, values in zip(results, logits):
             result.logits = values
         return results
 
     def loss(self, inputs, data_samples):
-        logits = nn.functional.interpolate(self.head(self.extract_feat(inputs)), size=inputs.shape[-2:])
+        logits = nn.functional.interpolate(self.decode_head(self.extract_feat(inputs)), size=inputs.shape[-2:])
         labels = torch.stack([sample.gt_sem_seg.data[0] for sample in data_samples])
         losses = nn.functional.cross_entropy(logits, labels, ignore_index=255, reduction='none')
         return dict(loss=losses.sum() / (labels != 255).sum(), levels=[logits.abs().mean(), logits.square().mean()])
@@ -215,7 +215,7 @@ def test_a_copy_is_invariant_with_its_own_layers(build, copied):
     model = make_padding_invariant(build())
     other = copied(model)
     assert type(other) is type(model)
-    nn.init.zeros_(other.head.weight)
+    nn.init.zeros_(other.decode_head.weight)
     (before, ), (after, ) = model.predict(*batch_of(SIZES[:1])), other.predict(*batch_of(SIZES[:1]))
     assert before.logits.abs().max() > after.logits.abs().max()
 
@@ -229,6 +229,15 @@ def test_models_inside_others_are_found(build):
 def test_what_holds_no_model_is_refused():
     with pytest.raises(InputError, match='got Conv2d'):
         make_padding_invariant(nn.Conv2d(1, 1, 1))
+
+
+def test_models_whose_loss_compares_images_stay_as_they_are(build):
+    """As the classifier that re-identifies objects in a tracker."""
+    tracker = nn.ModuleDict(dict(detector=build(), reid=build()))
+    tracker.reid.head = nn.Identity()
+    make_padding_invariant(tracker)
+    assert type(tracker.detector) is not Segmentor
+    assert type(tracker.reid) is Segmentor
 
 
 @pytest.mark.parametrize('inputs', [dict(img=torch.zeros(1, 3, 8, 8)), torch.zeros(1, 2, 3, 8, 8)])
@@ -251,7 +260,7 @@ class SOLOHead(nn.Conv2d):
 def test_models_that_need_multiples_are_filled_up_to_the_next_whatever_the_batch(build):
     def filled() -> Segmentor:
         model = make_padding_invariant(build())
-        model.head.__class__ = SOLOHead
+        model.decode_head.__class__ = SOLOHead
         return model
 
     results = filled().predict(*batch_of(side=96))
