@@ -48,6 +48,10 @@ def cut_sample(sample: BaseDataElement, old: Size, new: Size) -> BaseDataElement
         masks = _cut_masks(cut.gt_instances.masks, old, new)
         cut.gt_instances = cut.gt_instances.new()
         cut.gt_instances.masks = masks
+        if 'pairwise_masks' in cut.gt_instances:  # BoxInst's, smaller than the image by a whole number
+            pairs = cut.gt_instances.pairwise_masks
+            step = old[0] // pairs.shape[-2]
+            cut.gt_instances.pairwise_masks = pairs[..., :new[0] // step, :new[1] // step]
     return cut
 
 

@@ -362,6 +362,10 @@ class TestSamples:
         assert self.cut(gt_instances=objects).gt_instances.masks.shape == (2, 5, 6)
         assert objects.masks.shape == (2, 8, 9)
 
+    def test_pairwise_masks_of_boxinst_are_cut(self):
+        objects = InstanceData(masks=torch.zeros(2, 8, 9), pairwise_masks=torch.zeros(2, 8, 4, 4))
+        assert self.cut(gt_instances=objects).gt_instances.pairwise_masks.shape == (2, 8, 2, 3)
+
     @pytest.mark.needs_ops
     def test_masks_of_mmdet_are_cut(self):
         from mmdet.structures.mask import BitmapMasks, PolygonMasks
