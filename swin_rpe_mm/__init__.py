@@ -3,12 +3,12 @@ from importlib import import_module
 
 from .errors import InputError
 from .models import SwinRPE
-from .padding import attach_extents, get_extents
+from .padding import attach_extents, get_extents, make_padding_invariant
 from .version import __version__
 
 __all__ = [
     'DetDataPreprocessor', 'InputError', 'SegDataPreprocessor', 'SwapRefused', 'SwinRPE', '__version__',
-    'attach_extents', 'get_extents', 'swap_backbone'
+    'attach_extents', 'get_extents', 'make_padding_invariant', 'swap_backbone'
 ]
 
 # the first two need mmdet or mmseg, which whoever uses only the other may not have, and the others a moment to load

@@ -9,6 +9,9 @@ default_hooks = dict(
     sampler_seed=dict(type='DistSamplerSeedHook'),
     visualization=dict(type='DetVisualizationHook'))
 
+# an image's results don't depend on what it is batched with, in any layer of the model
+custom_hooks = [dict(type='swin_rpe_mm.PaddingInvarianceHook')]
+
 env_cfg = dict(
     cudnn_benchmark=False,
     mp_cfg=dict(mp_start_method='fork', opencv_num_threads=0),

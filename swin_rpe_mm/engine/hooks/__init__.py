@@ -1,5 +1,6 @@
 from .checkpoint_report import CheckpointReportHook
 from .label_range import LabelRangeHook
+from .padding_invariance import PaddingInvarianceHook
 from .whole_checkpoint import WholeCheckpointHook
 
-__all__ = ['CheckpointReportHook', 'LabelRangeHook', 'WholeCheckpointHook']
+__all__ = ['CheckpointReportHook', 'LabelRangeHook', 'PaddingInvarianceHook', 'WholeCheckpointHook']

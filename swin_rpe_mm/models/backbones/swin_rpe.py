@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ...checkpoints import INPUT_MODES, fit_embedding
 from ...errors import InputError
-from ...padding import get_extents, merge_extents, zero_outside
+from ...padding import get_extents, get_features, merge_extents, zero_outside
 from ...registry import MODELS, register_everywhere
 from ...windows import WindowLayout
 from ..layers import PatchEmbed, PatchMerging, SwinBlock, SwinStage, WindowAttention
@@ -211,6 +211,9 @@ class SwinRPE(BaseModule):
         """
         if images.ndim != 4 or 0 in images.shape:
             raise InputError(f'images must have the shape (B, C, H, W) with no side of 0, got {tuple(images.shape)}')
+        features = get_features(images, self)
+        if features is not None:
+            return features
         extents, layouts = self._lay_out(images)
         images = zero_outside(images, extents[0])
         tokens, size = self.patch_embed(images)
@@ -227,6 +230,15 @@ class SwinRPE(BaseModule):
             if stage.downsample is not None:
                 tokens, size = stage.downsample(tokens, size)
         return tuple(outs[i] for i in sorted(outs))
+
+    @property
+    def output_strides(self) -> List[Size]:
+        """Pixels per cell of each output, ``(h, w)``; sides are rounded up."""
+        strides, (h, w) = [self.patch_size], self.patch_size
+        for stage in self.stages[:-1]:
+            h, w = h * stage.downsample.stride[0], w * stage.downsample.stride[1]
+            strides.append((h, w))
+        return [strides[i] for i in sorted(self.out_indices)]
 
     def _lay_out(self, images: Tensor) -> Tuple[List[Tuple[Size, ...]], List[Tuple[WindowLayout, WindowLayout]]]:
         """Extents in pixels and in the tokens of each stage, and each stage's windows."""

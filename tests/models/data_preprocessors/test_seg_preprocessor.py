@@ -58,3 +58,26 @@ def test_size_zero_image_is_an_input_error():
 def test_registered():
     preprocessor = MODELS.build(dict(type='swin_rpe_mm.SegDataPreprocessor', **NORM, size=(64, 64)))
     assert isinstance(preprocessor, SegDataPreprocessor)
+
+
+@pytest.mark.parametrize('test_cfg, divisor', [(None, 1), (dict(size_divisor=32), 32)])
+def test_images_of_different_sizes_in_testing(test_cfg, divisor):
+    """Each as it is alone, filled up to the largest, and what is told of it cuts that off again."""
+    preprocessor = SegDataPreprocessor(**NORM, size=(64, 64), pad_val=7, test_cfg=test_cfg)
+    data = preprocessor(batch_of(SIZES), False)
+    height, width = (-(-max(sides) // divisor) * divisor for sides in zip(*SIZES))
+    assert data['inputs'].shape == (3, 3, height, width)
+    assert get_extents(data['inputs']) == tuple(SIZES)
+    images = batch_of(SIZES)['inputs']
+    for (h, w), image, filled, sample in zip(SIZES, images, data['inputs'], data['data_samples']):
+        alone = preprocessor(dict(inputs=[image], data_samples=[SegDataSample()]), False)['inputs'][0]
+        assert torch.equal(filled[:, :h, :w], alone[:, :h, :w])
+        assert (filled[:, h:] == 7).all() and (filled[:, :, w:] == 7).all()
+        assert sample.img_padding_size == (0, width - w, 0, height - h)
+        assert sample.pad_shape == (height, width)
+
+
+def test_images_of_different_sizes_without_samples():
+    data = SegDataPreprocessor(**NORM)(dict(inputs=batch_of(SIZES)['inputs']), False)
+    assert data['data_samples'] is None
+    assert get_extents(data['inputs']) == tuple(SIZES)
