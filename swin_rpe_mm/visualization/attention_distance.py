@@ -47,7 +47,8 @@ def attention_distance(given: LayerInput) -> Distance:
     sums, queries = [0., 0., 0., 0.], 0
     for _, logits in given.parts():
         count = int(logits.queries.sum())
-        even = logits.visible / logits.visible.sum(-1, keepdim=True)
+        even = logits.visible.double()
+        even = even / even.sum(-1, keepdim=True)
         for i, weights in enumerate((logits.weights, even[:, None])):
             for j, unit in enumerate(units):
                 sums[2 * i + j] += count * mean_distance(weights.double(), apart * unit, logits.queries)
