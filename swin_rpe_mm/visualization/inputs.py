@@ -74,7 +74,8 @@ def build_subject(cfg: Config, checkpoint: str | None, trust: bool = False) -> S
         check_ops(cfg)
     init_default_scope(cfg.get('default_scope', 'mmengine'))
     torch.manual_seed(0)
-    model = MODELS.build(cfg.model).eval()
+    model = MODELS.build(cfg.model)
+    model.eval()  # not in one line: some backbones of mmdet and mmseg return nothing
     backbone = next((module for module in model.modules() if isinstance(module, SwinRPE)), None)
     if backbone is None:
         name = type(getattr(model, 'backbone', model)).__name__
