@@ -13,6 +13,7 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = .6, .15, .55, .5
 _GAP, _HEADING, _TICKS = .32, .55, .3
 _BAR, _BAR_ROOM = .1, .8
 _WIDEST = 19.
+_LETTER = .088  # of a heading
 
 
 class Strip(NamedTuple):
@@ -31,7 +32,8 @@ def strips(panels: Sequence[int], shapes: Sequence[float], headings: Sequence[st
         headings (Sequence[str]): What stands above each.
         width (float): Of a panel, in inches.
     """
-    across = [count * (width + _GAP) + _BAR_ROOM for count in panels]
+    across = [max(count * (width + _GAP) + _BAR_ROOM, _LETTER * len(heading) + _GAP)
+              for count, heading in zip(panels, headings)]
     lines: list[list[int]] = []
     for strip in range(len(panels)):
         room = _WIDEST - sum(across[i] for i in lines[-1]) if lines else 0

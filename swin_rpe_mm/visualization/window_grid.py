@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 from torch import Tensor
 
@@ -23,7 +24,7 @@ Box = tuple[int, int, int, int]
 
 _NUMBERED = 36  # pieces up to which each bears the number of its window
 _KINDS = {
-    (False, False): (None, 'whole window: needs no mask'),
+    (False, False): (None, 'whole window'),
     (True, False): (COLOURS['orange'], 'pieces of windows that the shift joins: masked from each other'),
     (False, True): (COLOURS['sky'], 'window with padding'),
     (True, True): (COLOURS['purple'], 'both')
@@ -163,6 +164,9 @@ def draw_windows(backbone: SwinRPE, images: Tensor, picture: np.ndarray) -> Figu
         draw_grid(axis, cut, layer.stride, fill=True)
         if len(cut) <= _NUMBERED:
             number_pieces(axis, cut, layer.stride)
+        if layer.attention.looks_beyond:
+            outline(axis, *in_pixels(keys_of_middle(layer, cut, layer.map_size(extent)), layer.stride),
+                    colour=COLOURS['yellow'], linewidth=1.5, linestyle='--')
         left, top, width, height = in_pixels(box, layer.stride)
         pixel_axes(axis, (min(left, 0), max(left + width, batch_size[1])),
                    (max(top + height, batch_size[0]), min(top, 0)), layer.index == rows - 1, layer.stage == 0)
@@ -173,8 +177,21 @@ def draw_windows(backbone: SwinRPE, images: Tensor, picture: np.ndarray) -> Figu
     handles.append(Patch(label='window padding' + taking_part, **WINDOW_PADDING))
     if extent != batch_size:
         handles.append(Patch(label='batch padding', **BATCH_PADDING))
+    if any(layer.attention.looks_beyond for layer in chosen):
+        handles.append(Line2D([], [], color=COLOURS['yellow'], linewidth=1.5, linestyle='--',
+                              label='what one window sees, its halo or neighbours included'))
     figure.legend(handles=handles, loc='outside lower center', ncols=min(len(handles), 3), fontsize=8, frameon=False)
     return figure
+
+
+def keys_of_middle(layer: Layer, found: Sequence[Piece], extent: Size) -> Box:
+    """The piece in the middle of an image with all that its queries see, inside the image's extent in tokens."""
+    middle = [side // 2 for side in extent]
+    box, = (piece.box for piece in found
+            if all(piece.box[i] <= at < piece.box[2 + i] for i, at in enumerate(middle)))
+    reach = [max(-first, layer.attention.pooled_neighbours * side)
+             for first, side in zip(layer.attention.geometry.origin, layer.window)]
+    return (*(max(box[i] - reach[i], 0) for i in (0, 1)), *(min(box[2 + i] + reach[i], extent[i]) for i in (0, 1)))
 
 
 def number_pieces(axis: Axes, found: Sequence[Piece], stride: Size) -> None:

@@ -3,10 +3,11 @@ import pytest
 import torch
 from oracles.attention import visible
 from oracles.cases import dice, random_extents, random_size, random_window
-from watched import image, tiny
+from watched import image, inputs_of, tiny
 
+from swin_rpe_mm.visualization.attention_maps import point_attention
 from swin_rpe_mm.visualization.layers import layers_of
-from swin_rpe_mm.visualization.window_grid import around, covered, draw_windows, pieces
+from swin_rpe_mm.visualization.window_grid import around, covered, draw_windows, keys_of_middle, pieces
 from swin_rpe_mm.windows import WindowLayout
 
 
@@ -54,6 +55,15 @@ def test_covered_is_as_large_as_the_windows(arguments, regular, shifted):
         box = covered(layer, extent, backbone.stages[0].shift_covered_axes)
         assert box == expected
         assert (box[2] - box[0]) * (box[3] - box[1]) == layout.slots.numel()
+
+
+@pytest.mark.parametrize('arguments', [dict(halo=(1, 3)), dict(pooled_neighbours=1), dict(window_size=24, halo=1)])
+def test_keys_of_the_middle_are_those_it_attends_to(arguments):
+    for given in inputs_of(tiny(**arguments), image(48, 72)):
+        size = given.layer.map_size((48, 72))
+        seen = point_attention(given, size, (size[0] // 2, size[1] // 2)).seen.nonzero()
+        box = keys_of_middle(given.layer, pieces(given.layout, size), size)
+        assert box == (*seen.amin(0).tolist(), *(seen.amax(0) + 1).tolist())
 
 
 def test_around():
