@@ -79,6 +79,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     find_data(cfg)
 
     inferencer = build_inferencer(cfg, args.checkpoint, device)
+    weights = innermost(read_checkpoint(args.checkpoint, 'cpu', args.trust_checkpoint))
+    keys = [key.removeprefix('module.') for key in weights]
+    LoadReport.compare(inferencer.model.state_dict(), keys).check(f'checkpoint {args.checkpoint}', 'the model')
     visualizer = build_visualizer(cfg.visualizer, inferencer.scope, inferencer.model.dataset_meta)
     faults = []
     with Progress(*Progress.get_default_columns(), MofNCompleteColumn()) as progress:

@@ -1,6 +1,8 @@
 """Pictures of the truth and the predictions in data samples, by the visualizers of MMDetection and MMSegmentation."""
 from __future__ import annotations
 
+import warnings
+
 import cv2
 import numpy as np
 import torch
@@ -68,9 +70,11 @@ def draw_sample(visualizer: Visualizer, image: np.ndarray, sample: BaseDataEleme
         return None
     image = np.ascontiguousarray(image.repeat(times, 0).repeat(times, 1))
     visualizer.set_image(image)
-    visualizer.add_datasample('', image, drawn, draw_gt=True, draw_pred=False)
-    if instances is not None and len(instances):
-        _name(visualizer, instances)
+    with warnings.catch_warnings():
+        warnings.filterwarnings('ignore', message='.* out of bounds')  # of objects that the border of the image cuts
+        visualizer.add_datasample('', image, drawn, draw_gt=True, draw_pred=False)
+        if instances is not None and len(instances):
+            _name(visualizer, instances)
     return visualizer.get_image()
 
 
