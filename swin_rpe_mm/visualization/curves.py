@@ -48,12 +48,14 @@ class Look(NamedTuple):
         unit (str): Label of the y axis.
         log (bool): Whether the y axis is logarithmic, where all values are positive.
         exact (bool): Whether there is no noise in them to smooth.
+        share (bool): Whether the y axis goes from 0 to 1.
     """
     pattern: str
     title: str
     unit: str
     log: bool = False
     exact: bool = False
+    share: bool = False
 
 
 class Panel(NamedTuple):
@@ -83,8 +85,8 @@ LOOKS = [
     Look('rpe/*/bias_std', 'spread of the bias', 'standard deviation (logit)', log=True),
     Look('rpe/*/bias_max', 'largest bias', 'magnitude (logit)', log=True),
     Look('rpe/*/entropy', 'entropy of attention', 'share of the largest possible'),
-    Look('rpe/*/saturated', 'saturated sigmoids', 'share'),
-    Look('rpe/*/clamped', 'temperatures at their limit', 'share of heads'),
+    Look('rpe/*/saturated', 'saturated sigmoids', 'share', share=True),
+    Look('rpe/*/clamped', 'temperatures at their limit', 'share of heads', share=True),
     Look('rpe/*/bias_grad_norm', 'gradient of the encoding', 'norm', log=True),
     Look('*loss*', 'losses', 'loss'),
     Look('*lr', 'learning rate', 'learning rate', exact=True),
@@ -171,6 +173,8 @@ def _draw_panel(axis: Axes, panel: Panel, smooth: int) -> None:
     else:
         axis.ticklabel_format(axis='y', scilimits=(-2, 4))
     axis.margins(y=.12 if panel.measured else .05)
+    if panel.look.share:
+        axis.set_ylim(-.04, 1.04)
     axis.set_title(panel.title, fontsize=10)
     axis.set_xlabel('iteration', fontsize=8)
     axis.set_ylabel(panel.look.unit, fontsize=8)

@@ -80,6 +80,11 @@ def test_bar_of_layers():
     assert bar.get_title() == 'layer'
 
 
+def test_shares_from_0_to_1():
+    axis = draw_curves([Panel('saturated', look_of('rpe/a/saturated'), [Curve('a', [1, 2], [0., 0.])])]).axes[0]
+    assert axis.get_ylim() == pytest.approx((-.04, 1.04)) and axis.get_yscale() == 'linear'
+
+
 def test_values_that_are_no_numbers_leave_a_gap():
     """And a logarithm is not taken of what is not positive."""
     curves = [Curve('a', [1, 2, 3], [1., float('nan'), 2.]), Curve('b', [1], [0.])]
