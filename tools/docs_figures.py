@@ -20,8 +20,9 @@ from swin_rpe_mm.errors import InputError
 ROOT = Path(__file__).resolve().parents[1]
 DETECTOR, SEGMENTOR = 'mask-rcnn_swin-rpe-nano_fpn_shapes', 'upernet_swin-rpe-nano_shapes'
 OF_ENCODINGS = ('bias', 'attention', 'windows', 'distance', 'receptive_field')
-MONITORED = 150  # iterations of the training whose attention is watched
-SHOWN = '000008'  # of the validation images
+CURVES = ('ratio', 'entropy', 'saturated', 'bias_grad_norm')
+MONITORED = 180  # iterations of the training whose attention is watched
+SHOWN = '000005'  # of the validation images
 
 
 def parse_args(argv: Sequence[str] | None = None) -> Namespace:
@@ -77,16 +78,17 @@ class Tools:
     def curves(self) -> Image.Image:
         config, out = self.folder / 'monitored.py', self.folder / 'monitored'
         config.write_text(f"_base_ = ['{self.models[SEGMENTOR][0]}']\n"
+                          "model = dict(backbone=dict(rpe=dict(type='LogCPB')))\n"
                           "custom_hooks = [dict(type='swin_rpe_mm.RPEMonitorHook', interval=10)]\n"
                           f'train_cfg = dict(max_iters={MONITORED}, val_interval={MONITORED})\n'
                           'val_dataloader = dict(dataset=dict(indices=20))\ndefault_hooks = dict(checkpoint=None)\n')
         self.run('train.py', config, '--work-dir', out)
-        self.run('analysis_tools/plot_logs.py', out, '--out', self.folder / 'curves.png')
+        self.run('analysis_tools/plot_logs.py', out, '--keys', 'loss', *(f'rpe/*/{name}' for name in CURVES), '--out',
+                 self.folder / 'curves.png')
         return opened(self.folder / 'curves.png')
 
     def encoding(self, figure: str) -> Image.Image:
-        self.run('analysis_tools/visualize_rpe.py', *self.models[DETECTOR], '--figures', figure, '--out', self.folder,
-                 '--layers', '0.0', '0.1', '2.1', '--heads', '0', '1', '2')
+        self.run('analysis_tools/visualize_rpe.py', *self.models[DETECTOR], '--figures', figure, '--out', self.folder)
         return opened(self.folder / f'{figure}.png')
 
     def padding(self, name: str) -> Image.Image:
