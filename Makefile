@@ -6,10 +6,10 @@ SETUP = for python in $(PYTHON); do \
 	"$$python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null && exec "$$python" -m tools.setup
 
 .DEFAULT_GOAL := help
-.PHONY: help setup ready demo test lint clean
+.PHONY: help setup ready demo docs-figures test lint clean
 
 help:  ## Show this list
-	@sed -n 's/^\([a-z]*\):.*  ## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST)
+	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
 
 setup:  ## Make .venv with everything in it; does nothing when it is done
 	@$(SETUP); done; $(NO_PYTHON)
@@ -19,6 +19,9 @@ ready:
 
 demo: ready  ## Make a data set, train a detector and a segmentor on it, show what they found
 	@$(VENV) tools/demo.py
+
+docs-figures: ready  ## Make the pictures of docs/visualization.md from the newest run of the demo
+	@$(VENV) tools/docs_figures.py
 
 test: ready  ## Run the tests
 	@MPLBACKEND=Agg $(VENV) -m pytest tests

@@ -7,13 +7,16 @@ from .padding import attach_extents, get_extents, make_padding_invariant
 from .version import __version__
 
 __all__ = [
-    'DetDataPreprocessor', 'InputError', 'SegDataPreprocessor', 'SwapRefused', 'SwinRPE', '__version__',
-    'attach_extents', 'get_extents', 'make_padding_invariant', 'swap_backbone'
+    'DetDataPreprocessor', 'InputError', 'PaddingInvarianceHook', 'RPEMonitorHook', 'SegDataPreprocessor',
+    'SwapRefused', 'SwinRPE', '__version__', 'attach_extents', 'get_extents', 'make_padding_invariant', 'swap_backbone'
 ]
 
-# the first two need mmdet or mmseg, which whoever uses only the other may not have, and the others a moment to load
+# the data preprocessors need mmdet or mmseg, which whoever uses only the other may not have, and the others a moment to
+# load
 _LAZY = {
     'DetDataPreprocessor': '.models.data_preprocessors.det',
+    'PaddingInvarianceHook': '.engine.hooks',
+    'RPEMonitorHook': '.engine.hooks',
     'SegDataPreprocessor': '.models.data_preprocessors.seg',
     'SwapRefused': '.swap',
     'swap_backbone': '.swap',

@@ -9,8 +9,6 @@ from mmengine.config import Config, ConfigDict
 from ..errors import InputError
 from .configs import as_list, leaf_datasets, task_of, type_name, walk
 
-_HOOKS = {'detection': 'DetVisualizationHook', 'segmentation': 'SegVisualizationHook'}
-
 
 def write_predictions(cfg: Config, out: str) -> list[str]:
     """Write a pickle file of predictions (detection), or a folder of label PNGs (segmentation)."""
@@ -32,22 +30,11 @@ def write_predictions(cfg: Config, out: str) -> list[str]:
 def draw_predictions(cfg: Config, show: bool, show_dir: str | None, wait_time: float) -> list[str]:
     """Show predictions on the screen, or draw them into a folder."""
     cfg.setdefault('default_hooks', {})
-    hook = cfg.default_hooks.setdefault('visualization', dict(type=_HOOKS[task_of(cfg)]))
-    hook.update(draw=True)
-    if show:
-        hook.update(show=True, wait_time=wait_time)
-    if not show_dir:
-        return []
-    show_dir = os.path.abspath(show_dir)
-    if task_of(cfg) == 'detection':
-        hook.update(test_out_dir=show_dir)
-        return [f'pictures go to {show_dir}']
-    hook.update(interval=1)  # older mmseg draws one image in 50 else
-    cfg.visualizer.save_dir = show_dir
-    backends = as_list(cfg.visualizer.get('vis_backends'))
-    if not any(type_name(backend) == 'LocalVisBackend' for backend in backends):
-        cfg.visualizer.vis_backends = [*backends, dict(type='LocalVisBackend')]
-    return [f'pictures go to {show_dir}/vis_data/vis_image']
+    present = cfg.default_hooks.get('visualization') or {}
+    cfg.default_hooks.visualization = dict(
+        type='swin_rpe_mm.PredictionPicturesHook', out_dir=show_dir and os.path.abspath(show_dir), show=show,
+        wait_time=wait_time, score_thr=present.get('score_thr', 0.3))
+    return [f'pictures go to {os.path.abspath(show_dir)}'] if show_dir else []
 
 
 def augment_at_test_time(cfg: Config) -> list[str]:

@@ -19,6 +19,7 @@ from swin_rpe_mm.errors import InputError
 from swin_rpe_mm.models.rpe import TableRPE, WindowGeometry, build_rpe, coordinates, offsets
 from swin_rpe_mm.models.rpe.buckets import piecewise, sign_log, t5
 from swin_rpe_mm.models.rpe.interpolate import MODES, resize_table
+from swin_rpe_mm.visualization.bias_maps import draw_around_query
 
 _HEADS, _CHANNELS = 4, 32
 _WINDOW, _WIDER = 7, 12
@@ -140,19 +141,11 @@ def grid(rows: int, columns: int, cell: float = 1.75) -> tuple[Figure, list]:
 
 
 def draw_seen(axis, values: Tensor, title: str = '', label: str = '', box: bool = False, **colours):
-    """The keys around a query in the middle, one cell each."""
-    reach = values.shape[-1] // 2
-    image = axis.imshow(
-        values.numpy(), extent=(-reach - .5, reach + .5, reach + .5, -reach - .5), **{**_RANGE, **colours})
-    axis.plot(0, 0, 'o', markersize=3, color='white', markeredgecolor=_COLOURS['query'])
+    """The keys around a query in the middle, one cell each; ``box`` draws the window of 7 in a wider one."""
+    image = draw_around_query(axis, values.numpy(), title, label, **{**_RANGE, **colours})
     if box:
         side = 2 * _WINDOW - 1
         axis.add_patch(Rectangle((-side / 2, -side / 2), side, side, fill=False, color='white', linewidth=1, ls='--'))
-    axis.set_title(title, fontsize=9)
-    axis.set_ylabel(label, fontsize=9)
-    axis.set_xticks([-reach, 0, reach])
-    axis.set_yticks([-reach, 0, reach])
-    axis.tick_params(labelsize=7, length=2)
     return image
 
 
