@@ -22,8 +22,8 @@ def run(code: str) -> str:
 
 
 @pytest.mark.parametrize('name', [
-    'SwinRPE', 'attach_extents', 'get_extents', 'InputError', 'SegDataPreprocessor', 'SwapRefused', 'swap_backbone',
-    '__version__',
+    'SwinRPE', 'attach_extents', 'get_extents', 'InputError', 'PaddingInvarianceHook', 'RPEMonitorHook',
+    'SegDataPreprocessor', 'SwapRefused', 'make_padding_invariant', 'swap_backbone', '__version__',
     pytest.param('DetDataPreprocessor', marks=pytest.mark.needs_ops)])
 def test_public_names(name):
     assert name in swin_rpe_mm.__all__

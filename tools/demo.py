@@ -28,6 +28,7 @@ from mmengine.registry import DATASETS, MODELS, VISUALIZERS, init_default_scope
 from mmengine.runner import load_checkpoint
 from mmengine.structures import InstanceData, PixelData
 
+from swin_rpe_mm import make_padding_invariant
 from swin_rpe_mm.engine.cli import run_tool
 from swin_rpe_mm.engine.configs import has_ops
 from swin_rpe_mm.errors import InputError
@@ -193,7 +194,7 @@ def draw_predictions(task: Task, pictures: Path) -> None:
     init_default_scope(cfg.default_scope)
     model = MODELS.build(cfg.model)
     load_checkpoint(model, str(task.checkpoint()), map_location='cpu')
-    model.eval()
+    model = make_padding_invariant(model).eval()
     dataset = DATASETS.build(cfg.val_dataloader.dataset)
     visualizer = VISUALIZERS.build({**cfg.visualizer, 'name': task.name, 'vis_backends': None})
     visualizer.dataset_meta = dataset.metainfo

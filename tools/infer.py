@@ -28,11 +28,21 @@ from mmengine.visualization import Visualizer
 from pycocotools import mask as coco_masks
 from rich.progress import MofNCompleteColumn, Progress
 
+from swin_rpe_mm import make_padding_invariant
 from swin_rpe_mm.checkpoints import LoadReport, innermost, read_checkpoint
 from swin_rpe_mm.checkpoints.files import TRUST_HELP
 from swin_rpe_mm.engine.checkpoint_files import check_checkpoint, read_safely
 from swin_rpe_mm.engine.cli import run_tool
-from swin_rpe_mm.engine.configs import check_ops, find_data, load_config, require, task_of, type_name, walk
+from swin_rpe_mm.engine.configs import (
+    check_ops,
+    find_data,
+    ignores_padding,
+    load_config,
+    require,
+    task_of,
+    type_name,
+    walk,
+)
 from swin_rpe_mm.engine.data_checks import fault_of_image
 from swin_rpe_mm.engine.pictures import read_picture, refuse_existing, result_names, write_file, write_picture
 from swin_rpe_mm.errors import InputError
@@ -141,6 +151,8 @@ def build_inferencer(cfg: Config, checkpoint: str, device: str) -> BaseInference
         else:
             from mmdet.apis import DetInferencer
             inferencer = DetInferencer(cfg, checkpoint, device=device, scope=scope)
+    if ignores_padding(cfg):
+        make_padding_invariant(inferencer.model)
     inferencer.show_progress = False
     inferencer.model.dataset_meta = dict(DATASETS.build({**dataset, 'lazy_init': True}).metainfo)
     return inferencer

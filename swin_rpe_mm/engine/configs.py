@@ -58,6 +58,11 @@ def task_of(cfg: Config) -> str:
     return 'segmentation' if cfg.get('default_scope') == 'mmseg' else 'detection'
 
 
+def ignores_padding(cfg: Config) -> bool:
+    """Whether the config's model is one that :func:`swin_rpe_mm.make_padding_invariant` is applied to."""
+    return any(type_name(hook) == 'PaddingInvarianceHook' for hook in as_list(cfg.get('custom_hooks')))
+
+
 def has_ops() -> bool:
     """Whether mmcv came with its compiled operators, without which MMDetection cannot be imported."""
     try:

@@ -43,8 +43,8 @@ def test_all_figures_and_the_page(task, make_config, tmp_path, visualize, capsys
     model.init_weights()
     checkpoint = tmp_path / 'model.pth'
     torch.save(dict(state_dict=model.state_dict()), checkpoint)
-    files = visualize([config, str(checkpoint), '--out', str(tmp_path / 'made'), '--layers', '0.1', '3.1', '--heads', '0',
-                       '2', '--samples', '2'])
+    options = ['--layers', '0.1', '3.1', '--heads', '0', '2', '--samples', '2']
+    files = visualize([config, str(checkpoint), '--out', str(tmp_path / 'made'), *options])
     page, *pictures = files
     assert pictures == [tmp_path / f'made/{name}.{kind}' for name in FIGURES for kind in ('png', 'svg')]
     text = page.read_text()

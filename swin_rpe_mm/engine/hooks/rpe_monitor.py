@@ -15,7 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ...errors import InputError
 from ...models import SwinRPE
-from ...models.layers import WindowAttention
+from ...models.layers import SwinBlock, WindowAttention
 from ...models.layers.attention import Shared
 from ...registry import HOOKS
 from ...visualization.statistics import logit_statistics, saturated_share, total_norm
@@ -75,7 +75,7 @@ class RPEMonitorHook(Hook):
             raise InputError('layers of RPEMonitorHook must be None, or one or several patterns such as '
                              f"'stages.0.*', got {layers!r}")
         self.interval, self.patterns, self.windows, self.max_ratio = interval, patterns, windows, max_ratio
-        self._layers: dict[str, WindowAttention] = {}
+        self._layers: dict[str, SwinBlock | WindowAttention] = {}
         self._handles: list = []
         self._found: dict[str, dict[str, Tensor]] = {}
         self._waits = False  # for the optimizer's step
@@ -103,7 +103,7 @@ class RPEMonitorHook(Hook):
     def after_train(self, runner) -> None:
         self._log(runner, runner.iter)
 
-    def _look(self, name: str, layer: WindowAttention, args: tuple, kwargs: dict) -> None:
+    def _look(self, name: str, layer: SwinBlock | WindowAttention, args: tuple, kwargs: dict) -> None:
         # checkpointed blocks run again in the backward pass, and a model may run its backbone more than once
         if name in self._found:
             return
@@ -114,7 +114,7 @@ class RPEMonitorHook(Hook):
         self._waits = False
         scale = getattr(optimizer, 'grad_scale', None)  # fused optimizers take the loss scale out themselves
         for name, found in self._found.items():
-            norm = _gradient_norm(self._layers[name])
+            norm = _gradient_norm(_attention(self._layers[name]))
             if norm is not None:
                 found['bias_grad_norm'] = norm if scale is None else norm / scale.to(norm.device)
 
@@ -136,15 +136,18 @@ class RPEMonitorHook(Hook):
                     runner.logger.warning(f'iteration {iteration}: {sentence}')
 
 
-def _chosen(model: nn.Module, patterns: Sequence[str]) -> dict[str, WindowAttention]:
-    """Attention modules whose short names match, by these names."""
+def _chosen(model: nn.Module, patterns: Sequence[str]) -> dict[str, SwinBlock | WindowAttention]:
+    """Layers whose short names match, by these names: blocks, or attention that is in none.
+
+    A block is looked at from outside, since it need not call the modules in it (:mod:`swin_rpe_mm.models.layers`).
+    """
     model = model.module if is_model_wrapper(model) else model
     backbones = [module for module in model.modules() if isinstance(module, SwinRPE)]
     root = backbones[0] if len(backbones) == 1 else model
-    layers = {
-        name.replace('.attn.w_msa', ''): module
-        for name, module in root.named_modules() if isinstance(module, WindowAttention)
-    }
+    blocks = {name: module for name, module in root.named_modules() if isinstance(module, SwinBlock)}
+    inside = {_attention(block) for block in blocks.values()}
+    layers = blocks | {name: module for name, module in root.named_modules()
+                       if isinstance(module, WindowAttention) and module not in inside}
     if not layers:
         raise InputError('RPEMonitorHook needs a model with window attention, such as one on SwinRPE, and '
                          f'{type(model).__name__} has none')
@@ -154,10 +157,17 @@ def _chosen(model: nn.Module, patterns: Sequence[str]) -> dict[str, WindowAttent
     return {name: layer for name, layer in layers.items() if any(fnmatch(name, pattern) for pattern in patterns)}
 
 
+def _attention(layer: SwinBlock | WindowAttention) -> WindowAttention:
+    return layer.attn.w_msa if isinstance(layer, SwinBlock) else layer
+
+
 @torch.no_grad()
-def _statistics(attention: WindowAttention, windows: int, x: Tensor, layout: WindowLayout, mask_padding: bool,
+def _statistics(layer: SwinBlock | WindowAttention, windows: int, x: Tensor, layout: WindowLayout, mask_padding: bool,
                 shared: Shared | None = None) -> dict[str, Tensor]:
-    """Figures of one call of an attention module, which got the last four arguments."""
+    """Figures of one call of a layer, which got the last four arguments."""
+    attention = _attention(layer)
+    if isinstance(layer, SwinBlock):
+        shared = attention.shared(None if layer.norm_after else layer.norm1)
     logits = window_logits(attention, spread_windows(layout, windows), x, layout, mask_padding, shared)
     found = logit_statistics(logits.content, logits.bias, logits.visible, logits.queries)
     if logits.sigmoids:
