@@ -18,7 +18,7 @@ from torch.utils.data import Dataset
 from swin_rpe_mm import RPEMonitorHook, SwinRPE
 from swin_rpe_mm.engine.hooks import rpe_monitor
 from swin_rpe_mm.errors import InputError
-from swin_rpe_mm.models.layers import WindowAttention
+from swin_rpe_mm.models.layers import SwinBlock
 from swin_rpe_mm.visualization.statistics import logit_statistics
 from swin_rpe_mm.visualization.window_logits import spread_windows, window_logits
 
@@ -363,7 +363,7 @@ def test_names_in_a_model_of_several_backbones():
     model = torch.nn.ModuleDict(dict(student=Model().backbone, teacher=Model().backbone))
     layers = rpe_monitor._chosen(model, ('teacher.*', ))
     assert list(layers) == [f'teacher.{layer}' for layer in LAYERS]
-    assert all(isinstance(layer, WindowAttention) for layer in layers.values())
+    assert all(isinstance(layer, SwinBlock) for layer in layers.values())
 
 
 def test_from_a_config():
