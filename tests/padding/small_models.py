@@ -47,6 +47,7 @@ _FEW = dict(
     feedforward_channels=64, num_feats=16, num_groups=4, num_classes=CLASSES, num_things_classes=CLASSES,
     num_queries=20, num_layers=2, num_heads=4, stacked_convs=2, num_points=400, nms_pre=200, max_per_img=40,
     max_per_image=40, num_dn_queries=20)
+_MORE = {'DINO': dict(out_channels=256, embed_dims=256, num_feats=128)}  # older mmdet writes its channels into the code
 _MAPS = {96: CHANNELS[0], 192: CHANNELS[1], 384: CHANNELS[2], 768: CHANNELS[3],  # Swin-T's channels, and ResNet-50's
          256: CHANNELS[0], 512: CHANNELS[1], 1024: CHANNELS[2], 2048: CHANNELS[3]}
 
@@ -61,14 +62,15 @@ def build(name: str, padding: bool = True) -> nn.Module:
     init_default_scope(package)
     file = Path(importlib.import_module(package).__file__).parent / '.mim/configs' / path
     model = Config.fromfile(file).model
-    _shrink(model)
+    few = _FEW | _MORE.get(name, {})
+    _shrink(model, few)
     model.pop('pretrained', None)
     model.backbone = deepcopy(BACKBONE)
     if detects:
         model.data_preprocessor.type = 'swin_rpe_mm.DetDataPreprocessor'
         if model.type in ('DINO', 'DeformableDETR'):
             model.backbone.out_indices = (1, 2, 3)
-            model.bbox_head.embed_dims = _FEW['embed_dims']
+            model.bbox_head.embed_dims = few['embed_dims']
         elif model.type in ('FCOS', 'ATSS'):
             model.bbox_head.norm_cfg = dict(type='GN', num_groups=_FEW['num_groups'], requires_grad=True)
         if padding:
@@ -93,29 +95,29 @@ def build(name: str, padding: bool = True) -> nn.Module:
     return built
 
 
-def _shrink(node: Any) -> None:
+def _shrink(node: Any, few: dict) -> None:
     if isinstance(node, (list, tuple)):
         for child in node:
-            _shrink(child)
+            _shrink(child, few)
     if not isinstance(node, dict):
         return
     for key, value in node.items():
         if key == 'in_channels' and isinstance(value, list):
             node[key] = [_MAPS[one] for one in value]
         elif key == 'in_channels':  # of a backbone's map in mmseg's heads, of a neck's in mmdet's
-            node[key] = _MAPS[value] if 'in_index' in node else _FEW['out_channels']
+            node[key] = _MAPS[value] if 'in_index' in node else few['out_channels']
         elif key == 'norm_cfg' and value and value['type'] == 'SyncBN':
             node[key] = dict(type='BN')
         elif key == 'class_weight':
             node[key] = [1.] * CLASSES + [.1]
-        elif key in _FEW and isinstance(value, int):
-            node[key] = min(value, _FEW[key])
+        elif key in few and isinstance(value, int):
+            node[key] = min(value, few[key])
         elif key == 'score_thr':
             node[key] = 0.
         elif key == 'sampler' and value.type == 'RandomSampler':  # one that takes all
             value.update(num=100000, pos_fraction=1.)
         else:
-            _shrink(value)
+            _shrink(value, few)
 
 
 @torch.no_grad()
