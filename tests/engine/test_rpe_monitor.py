@@ -1,4 +1,6 @@
 """The monitor of position encodings in trainings of a few iterations."""
+from __future__ import annotations
+
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -89,7 +91,8 @@ def train(tmp_path) -> Callable:
     """``train(*hooks, iterations=..., optim=..., change=..., **backbone)`` trains and returns the runner."""
     count = iter(range(99))
 
-    def run(*hooks: Hook, iterations: int = 4, optim: dict = {}, change: Callable = None, **backbone) -> Runner:  # noqa: B006
+    def run(*hooks: Hook, iterations: int = 4, optim: dict | None = None, change: Callable | None = None,
+            **backbone) -> Runner:
         number = next(count)
         torch.manual_seed(0)
         Visualizer._instance_dict.clear()
@@ -103,7 +106,7 @@ def train(tmp_path) -> Callable:
                 dataset=Images(), batch_size=2, sampler=dict(type='InfiniteSampler', shuffle=False),
                 collate_fn=dict(type='pseudo_collate')),
             train_cfg=dict(by_epoch=False, max_iters=iterations),
-            optim_wrapper={**wrapper, **optim},
+            optim_wrapper={**wrapper, **(optim or {})},
             default_hooks=dict(checkpoint=None, logger=dict(type='LoggerHook', interval=1)),
             custom_hooks=[*([Change(change)] if change else []), *hooks],
             log_processor=dict(by_epoch=False),
