@@ -58,9 +58,10 @@ def window_logits(attention: WindowAttention, windows: Tensor, x: Tensor, layout
     shared = shared or attention.shared()
 
     def heads(rows: Tensor, valid: Tensor):
-        projected, padding = attention._project(x[rows.flatten()], shared)
-        if mask_padding or padding is None:
-            padding = projected.new_zeros(())
+        projected = shared.qkv(x[rows.flatten()])
+        projected = attention._add_biases(projected, slice(None))
+        padding = None if mask_padding else attention._projected_zeros(projected.dtype)
+        padding = projected.new_zeros(()) if padding is None else padding
         return attention._heads(torch.where(valid[..., None], projected.unflatten(0, rows.shape), padding))
 
     def own(windows: Tensor):

@@ -151,11 +151,18 @@ def _build(map_size: Size, window: Size, shift: Size, extents: Extents, halo: Si
     neighbours, there = _neighbours(grids, pooled_neighbours, len(slots))
     one_region = region[:, 0]
     unmasked = (region == one_region[:, None]).all(1) & (key_region == one_region[:, None]).all(1) & there.all(1)
-    rank = 2 * (~unmasked).long() + (~valid).any(1)  # the plain windows first, those with padding slots last
+    visible = region[~unmasked, :, None] == key_region[~unmasked, None, :]
+    visible = torch.cat([visible, there[~unmasked, None].expand(-1, visible.shape[1], -1)], dim=2)
+    rank = (~valid).any(1).long()  # the plain windows first, those with padding slots last
+    rank[~unmasked] += 2
+    if halo != (0, 0):  # and those that see the same keys side by side
+        kinds = torch.cat([rank[~unmasked, None] > 2, key_patterns(visible, valid[~unmasked])], dim=1)
+        rank[~unmasked] = 2 + torch.unique(kinds, dim=0, return_inverse=True)[1]
     order = torch.argsort(rank, stable=True)
+    visible = visible[torch.argsort(rank[~unmasked], stable=True)]
     slots, valid, region, key_slots, key_valid, key_region = (
         part[order] for part in (slots, valid, region, key_slots, key_valid, key_region))
-    neighbours, there = order.argsort()[neighbours[order]], there[order]
+    neighbours = order.argsort()[neighbours[order]]
 
     home = torch.full((len(extents) * tokens_per_image, ), -1)
     home[slots[valid]] = torch.arange(slots.numel()).view_as(slots)[valid]
@@ -165,14 +172,26 @@ def _build(map_size: Size, window: Size, shift: Size, extents: Extents, halo: Si
 
     plain = int(unmasked.sum())
     holes = (~valid).flatten().nonzero().flatten()
-    visible = region[plain:, :, None] == key_region[plain:, None, :]
-    visible = torch.cat([visible, there[plain:, None].expand(-1, visible.shape[1], -1)], dim=2)
 
     queries = [part.to(device) for part in (slots, valid, region)]
     keys = queries if halo == (0, 0) else [part.to(device) for part in (key_slots, key_valid, key_region)]
     others = [part.to(device) for part in (home, holes, inside, outside, inside // tokens_per_image)]
     return WindowLayout(*queries, *keys, *others, plain, visible.to(device), len(extents),
                         neighbours.to(device))
+
+
+def key_patterns(visible: Tensor, valid: Tensor) -> Tensor:
+    """What the queries of each window see.
+
+    Args:
+        visible (Tensor): ``(T, N, Nk)`` bool, True where a query sees a key.
+        valid (Tensor): ``(T, N)`` bool, False in padding slots: what these see is of no account.
+
+    Returns:
+        Tensor: ``(T, 1 + Nk)`` bool: whether queries differ in it, then for each key whether any query sees it.
+    """
+    anyone, everyone = (visible & valid[..., None]).any(1), (visible | ~valid[..., None]).all(1)
+    return torch.cat([(anyone != everyone).any(1, keepdim=True), anyone], dim=1)
 
 
 def _neighbours(grids: Sequence[Size], reach: int, windows: int) -> Tuple[Tensor, Tensor]:

@@ -1,7 +1,8 @@
 """Cutting a layout into parts of a few windows each.
 
-Windows do not see each other, so a block may be run on some of them at a time. With few enough, all that a block makes
-on its way stays in a CPU's cache, and only the tokens themselves are read from memory and written to it.
+Windows do not see each other, or with a halo nothing but each other's keys, so a block may be run on some of them at a
+time. With few enough, all that a block makes on its way stays in a CPU's cache, and only the tokens themselves are read
+from memory and written to it.
 """
 from typing import NamedTuple, Tuple
 
@@ -18,9 +19,12 @@ class Part(NamedTuple):
     """Some of a layout's windows.
 
     Attributes:
+        windows (slice): Which.
         tokens (Tensor): ``(P,)`` long, the packed tokens they hold, in the order of their slots.
-        layout (WindowLayout): The windows over these P tokens alone.
+        layout (WindowLayout): The windows over these P tokens alone. It knows no keys beyond them, see
+            :class:`~.key_groups.KeyGroup`.
     """
+    windows: slice
     tokens: Tensor
     layout: WindowLayout
 
@@ -38,7 +42,7 @@ class Parts(NamedTuple):
 
 @index_cache(64)
 def cut_into_parts(layout: WindowLayout, windows: int) -> Parts:
-    """Cut a layout without halo and neighbours into parts.
+    """Cut a layout without neighbours into parts.
 
     Most have the same number of windows, all of them full, a multiple of ``_STEP``: few numbers of tokens occur,
     whatever the sizes of the maps.
@@ -72,4 +76,4 @@ def _part(layout: WindowLayout, held: Tensor, windows: slice) -> Part:
                        torch.arange(len(home), device=home.device), home[:0], layout.image_of_token[tokens],
                        min(max(layout.plain - windows.start, 0), len(valid)), layout.visible[masked],
                        layout.batch_size, layout.neighbours[windows])
-    return Part(tokens, own)
+    return Part(windows, tokens, own)

@@ -176,7 +176,7 @@ class Direct(Hook):
         module = runner.model.get_submodule(f'backbone.{self.layer}.attn.w_msa')
 
         def look(module, args):
-            logits = window_logits(module, spread_windows(args[1], 8), *args)
+            logits = window_logits(module, spread_windows(args[1], 8), *args[:4])
             self.found = logit_statistics(logits.content, logits.bias, logits.visible, logits.queries)
             handle.remove()
 

@@ -6,7 +6,7 @@ from swin_rpe_mm import SwinRPE, attach_extents
 from swin_rpe_mm.models.layers import WindowAttention, attention
 from swin_rpe_mm.models.layers.backends import attention_weights, eager
 from swin_rpe_mm.visualization.window_logits import spread_windows, window_logits
-from swin_rpe_mm.windows import WindowLayout
+from swin_rpe_mm.windows import WindowLayout, all_keys
 
 CASES = {
     'table': {},
@@ -53,6 +53,7 @@ def test_against_attention(arguments, monkeypatch):
         return attention_weights(q, k, bias, visible, dropout)
 
     monkeypatch.setattr(attention, 'attention_weights', weigh)
+    monkeypatch.setattr(WindowAttention, 'key_groups', lambda module, layout: (all_keys(layout), ))
     for module in backbone.modules():
         if isinstance(module, WindowAttention):
             module.attend = attend
@@ -69,7 +70,7 @@ def test_against_attention(arguments, monkeypatch):
         visible = torch.ones(len(content), *content.shape[2:], dtype=torch.bool)
         visible[layout.plain:] = layout.visible
         windows = spread_windows(layout, 9)
-        found = window_logits(module, windows, *args)
+        found = window_logits(module, windows, *args[:4])
         total_found = found.content if found.bias is None else found.content + found.bias
         assert torch.equal(found.visible, visible[windows])
         assert torch.equal(found.queries, layout.valid[windows])

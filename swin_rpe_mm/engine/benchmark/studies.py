@@ -48,7 +48,8 @@ def fresh_cases(number: int, largest: Size) -> list[Case]:
 
 
 def fresh_sizes(contestants: Sequence[Contestant], cases: Sequence[Case], numbers: Numbers) -> dict[str, dict]:
-    """Inference at sizes that are new to a process, each followed by the same size again.
+    """Inference at sizes that are new to a process, each followed by the same size again. Before each new one comes the
+    last one a third time, so that memory which was given back to be counted is there again.
 
     Returns:
         dict[str, dict]: For each contestant that takes any size the seconds ``fresh`` and ``seen``, the median
@@ -68,7 +69,8 @@ def run_fresh(contestant: Contestant, cases: Sequence[Case], numbers: Numbers) -
     contestant.step(model, SMALL, numbers, 'inference')()
     result = dict(fresh=[], seen=[], taken=[], kept=[])
     weights = _bytes_in_tensors()
-    for case in cases:
+    for last, case in zip([SMALL, *cases], cases):
+        contestant.step(model, last, numbers, 'inference')()
         step = contestant.step(model, case, numbers, 'inference')
         for kind in ('fresh', 'seen'):
             result[kind].append(time_of(step, numbers))

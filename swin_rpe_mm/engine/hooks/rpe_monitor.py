@@ -163,8 +163,8 @@ def _attention(layer: SwinBlock | WindowAttention) -> WindowAttention:
 
 @torch.no_grad()
 def _statistics(layer: SwinBlock | WindowAttention, windows: int, x: Tensor, layout: WindowLayout, mask_padding: bool,
-                shared: Shared | None = None) -> dict[str, Tensor]:
-    """Figures of one call of a layer, which got the last four arguments."""
+                shared: Shared | None = None, *_, **__) -> dict[str, Tensor]:
+    """Figures of one call of a layer, which got the arguments from ``x`` on; others do not change its logits."""
     attention = _attention(layer)
     if isinstance(layer, SwinBlock):
         shared = attention.shared(None if layer.norm_after else layer.norm1)

@@ -1,7 +1,6 @@
 """Multi-head self-attention inside windows (W-MSA, SW-MSA), and beyond their borders."""
-import functools
 import math
-from typing import Callable, Dict, NamedTuple, Optional, Tuple
+from typing import Callable, Dict, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -10,11 +9,11 @@ from mmengine.model import BaseModule
 from torch import Tensor, nn
 
 from ...errors import InputError
-from ...windows import WindowLayout
+from ...windows import KeyGroup, WindowLayout, all_keys, group_by_keys
 from ..rpe import LogCPB, TableRPE, WindowGeometry, build_rpe, call_rpe
 from ..rpe.interpolate import check_mode
 from .backends import BACKENDS, attention_weights, sdpa
-from .linear import prepared
+from .linear import by_rows, prepared, run_in_parts
 
 Window = Tuple[int, ...]
 
@@ -32,15 +31,25 @@ def windows_at_once(layout: WindowLayout, channels: int, trained: bool = False) 
     return max(1, min(TOKENS_AT_ONCE, _VALUES_AT_ONCE * (1 + trained) // channels) // layout.slots.shape[1])
 
 
-def _by_rows(x: Tensor, function: Callable[[Tensor], Tensor], rows: int) -> Tensor:
-    return torch.cat([function(part) for part in x.split(rows)])
-
-
 class Shared(NamedTuple):
     """What the windows of a call have in common, see :meth:`WindowAttention.shared`."""
     qkv: Callable[[Tensor], Tensor]
     proj: Callable[[Tensor], Tensor]
     bias: Optional[Tensor]
+
+
+class Beyond(NamedTuple):
+    """What a part of a map sees with a halo.
+
+    Attributes:
+        kv (Tensor): Keys and values of the whole map's tokens side by side, ``(K, 2C)``.
+        groups (Sequence[KeyGroup]): Which of them the part's windows see.
+        biases (dict[int, Tensor]): The bias for the keys of a group, by their ``id``, for the parts to share; filled on
+            the way.
+    """
+    kv: Tensor
+    groups: Sequence[KeyGroup]
+    biases: Dict[int, Tensor]
 
 
 class WindowAttention(BaseModule):
@@ -134,94 +143,128 @@ class WindowAttention(BaseModule):
         """The bias ``(heads, Nq, Nk)`` of an encoding that needs no queries and keys for it."""
         return self.rpe(None, None, self.geometry)[2] if getattr(self.rpe, 'fixed_bias', False) else None
 
-    def shared(self, norm: Optional[nn.Module] = None, tokens: int = 0) -> Shared:
+    def shared(self, norm: Optional[nn.Module] = None, tokens: int = 0, queries_only: bool = False) -> Shared:
         """What does not depend on the tokens, worked out once for the parts of a map.
 
         Args:
             norm (nn.Module, optional): What tokens go through first.
             tokens (int): How many most calls have, see :func:`~.linear.prepared`.
+            queries_only (bool): For calls that are given what they see beyond themselves.
         """
-        bias = self.fixed_bias()
-        qkv, proj = prepared(self.qkv, norm, tokens), prepared(self.proj, rows=tokens)
-        if tokens and self.looks_beyond:
-            qkv, proj = (functools.partial(_by_rows, function=layer, rows=tokens) for layer in (qkv, proj))
-        return Shared(qkv, proj, bias)
+        outputs = slice(self.proj.in_features if queries_only else None)
+        qkv, proj = prepared(self.qkv, norm, tokens, outputs), prepared(self.proj, rows=tokens)
+        if tokens and self.pooled_neighbours:  # then calls have all tokens
+            qkv, proj = by_rows(qkv, tokens), by_rows(proj, tokens)
+        return Shared(qkv, proj, self.fixed_bias())
 
-    def forward(self, x: Tensor, layout: WindowLayout, mask_padding: bool, shared: Optional[Shared] = None) -> Tensor:
+    def keys_and_values(self, x: Tensor, norm: Optional[nn.Module], tokens: int,
+                        out: Optional[Tensor] = None) -> Tensor:
+        """Of all tokens of a map ``(K, C)``, ``(K, 2C)``, without gradients, in ``out`` if that fits; other arguments
+        as for :meth:`shared`."""
+        outputs = slice(self.proj.in_features, None)
+        project = prepared(self.qkv, norm, tokens, outputs)
+        parts = x.split(tokens or TOKENS_AT_ONCE)
+        return run_in_parts(lambda rows: self._add_biases(project(rows), outputs), parts, len(x), out)
+
+    def key_groups(self, layout: WindowLayout) -> Tuple[KeyGroup, ...]:
+        """Which keys the windows of a layout with a halo see."""
+        # an encoding that looks at the keys needs all of them; on a GPU few calls matter more than few keys
+        needs_all = self.pooled_neighbours or not (self.rpe is None or getattr(self.rpe, 'fixed_bias', False))
+        if needs_all or layout.slots.device.type != 'cpu':
+            return (all_keys(layout), )
+        return group_by_keys(layout, self.geometry.key_size)
+
+    def forward(self, x: Tensor, layout: WindowLayout, mask_padding: bool, shared: Optional[Shared] = None,
+                beyond: Optional[Beyond] = None) -> Tensor:
         """
         Args:
             x (Tensor): Packed tokens ``(K, C)``.
             layout (WindowLayout): The windows to cut them into, with this module's halo and neighbours.
             mask_padding (bool): False lets window padding take part as zeros that were projected.
             shared (Shared, optional): What :meth:`shared` gave.
+            beyond (Beyond, optional): Where ``x`` is a part of a map and the module has a halo, what lies around it.
 
         Returns:
             Tensor: ``(K, C)``.
         """
         shared = shared or self.shared()
-        qkv, projected = self._project(x, shared)
-        padding = None if mask_padding else projected  # what zeros are projected to
+        channels, move = x.shape[1], layout.into_windows
         # projecting first leaves padding out of the projections, and the gather puts q, k and v in window order; with a
         # halo, k and v are gathered for several windows each
-        move, channels = layout.into_windows, x.shape[1]
-        own = qkv[:, :channels] if self.has_halo and not self.pooled_neighbours else qkv
+        projected = shared.qkv(x)
+        projected = self._add_biases(projected, slice(projected.shape[1]))
+        padding = None if mask_padding else self._projected_zeros(projected.dtype)
+        own = projected[:, :channels] if self.has_halo and not self.pooled_neighbours else projected
         windows = move(own)
         if padding is not None and len(layout.holes):
             windows.index_copy_(0, layout.holes, padding[:own.shape[1]].expand(len(layout.holes), -1))
         q, *kv = self._heads(windows.unflatten(0, layout.slots.shape))
         neighbours = self._pool(*kv, layout) if self.pooled_neighbours else None
         if self.has_halo:
-            out = self._attend_beyond(q, qkv[:, channels:], neighbours, layout, padding, shared.bias)
+            beyond = beyond or Beyond(projected[:, channels:], self.key_groups(layout), {})
+            out = self._attend_beyond(q, beyond, neighbours, layout.region, padding, shared.bias)
         else:
-            out = self._attend(q, *kv, neighbours, layout, 0, shared.bias)
+            out = self._attend(q, *kv, neighbours, layout.region, layout.visible, shared.bias)
         return self.proj_drop(shared.proj(move.inverse(out.flatten(2).flatten(0, 1))))
 
-    def _project(self, x: Tensor, shared: Shared) -> Tuple[Tensor, Optional[Tensor]]:
-        """q, k and v of the tokens side by side, ``(K, 3C)``, and their bias."""
-        qkv, bias = shared.qkv(x), self.qkv.bias
-        if self.q_bias is not None:
-            bias = torch.cat([self.q_bias, torch.zeros_like(self.q_bias), self.v_bias])
-            qkv = qkv + bias.to(qkv.dtype)
-        return qkv, None if bias is None else bias.to(qkv.dtype)
+    def _add_biases(self, projected: Tensor, outputs: slice) -> Tensor:
+        """Cosine attention's biases of q and v, added to those of q, k and v side by side that are in ``outputs``."""
+        if self.q_bias is None:
+            return projected
+        return projected + self._biases()[outputs].to(projected.dtype)
+
+    def _biases(self) -> Optional[Tensor]:
+        if self.q_bias is None:
+            return self.qkv.bias
+        return torch.cat([self.q_bias, torch.zeros_like(self.q_bias), self.v_bias])
+
+    def _projected_zeros(self, dtype: torch.dtype) -> Optional[Tensor]:
+        """q, k and v of padding that takes part, ``(3C,)``."""
+        biases = self._biases()
+        return None if biases is None else biases.to(dtype)
 
     def _heads(self, x: Tensor) -> Tuple[Tensor, ...]:
         """``(T, N, n * C)`` to n tensors ``(T, heads, N, d)``."""
         return x.unflatten(-1, (-1, self.num_heads, self.head_dim)).permute(2, 0, 3, 1, 4).unbind(0)
 
-    def _attend_beyond(self, q: Tensor, kv: Tensor, neighbours: Optional[Tuple[Tensor, Tensor]], layout: WindowLayout,
+    def _attend_beyond(self, q: Tensor, beyond: Beyond, neighbours: Optional[Tuple[Tensor, Tensor]], region: Tensor,
                        padding: Optional[Tensor], bias: Optional[Tensor]) -> Tensor:
         """Attention with a halo. Keys of several windows are copied into each, a few windows at a time, and copied anew
         for the backward pass, so that memory does not grow with the halo."""
 
-        def attend(q: Tensor, kv: Tensor, pooled, first: int) -> Tensor:
-            part = slice(first, first + len(q))
-            gathered = kv.index_select(0, layout.key_rows[part].flatten()).unflatten(0, (len(q), -1))
-            if padding is not None:
-                gathered = torch.where(layout.key_valid[part, :, None], gathered, padding[-kv.shape[1]:])
-            return self._attend(q, *self._heads(gathered), pooled, layout, first, bias)
+        def attend(q: Tensor, kv: Tensor, pooled: Optional[Tuple[Tensor, Tensor]], part: KeyGroup,
+                   bias: Optional[Tensor]) -> Tensor:
+            keys = part.gather(kv, padding if padding is None else padding[-kv.shape[1]:])
+            return self._attend(q, *self._heads(keys), pooled, region[part.windows], part.visible, bias)
 
-        keys = layout.key_slots.shape[1]
-        at_once = _KEYS_AT_ONCE if q.device.type != 'cpu' or torch.is_grad_enabled() else _KEYS_IN_CACHE
-        step = max(1, min(at_once // keys, _LOGITS_AT_ONCE // (self.num_heads * q.shape[2] * keys)))
+        def windows_at_once(keys: int) -> int:
+            most = _KEYS_IN_CACHE if q.device.type == 'cpu' and not torch.is_grad_enabled() else _KEYS_AT_ONCE
+            return max(1, min(most // keys, _LOGITS_AT_ONCE // (self.num_heads * q.shape[2] * keys)))
+
+        recompute = torch.is_grad_enabled() and len(q) > windows_at_once(max(group.size for group in beyond.groups))
         outs = []
-        for first, part in zip(range(0, len(q), step), q.split(step)):
-            pooled = None if neighbours is None else tuple(x[first:first + step] for x in neighbours)
-            if torch.is_grad_enabled() and len(q) > step:
-                outs.append(cp.checkpoint(attend, part, kv, pooled, first, use_reentrant=False))
-            else:
-                outs.append(attend(part, kv, pooled, first))
+        for group in beyond.groups:
+            group_bias = bias
+            if bias is not None and group.keys is not None:
+                if id(group.keys) not in beyond.biases:
+                    beyond.biases[id(group.keys)] = bias.index_select(2, group.keys)
+                group_bias = beyond.biases[id(group.keys)]
+            for part in group.split(windows_at_once(group.size)):
+                pooled = None if neighbours is None else tuple(x[part.windows] for x in neighbours)
+                arguments = (q[part.windows], beyond.kv, pooled, part, group_bias)
+                outs.append(cp.checkpoint(attend, *arguments, use_reentrant=False) if recompute else attend(*arguments))
         return torch.cat(outs)
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, neighbours: Optional[Tuple[Tensor, Tensor]],
-                layout: WindowLayout, first: int, bias: Optional[Tensor]) -> Tensor:
-        """Attention of the windows from ``first`` on, ``(T, heads, N, d)`` each; returns ``(T, N, heads, d)``."""
-        windows = len(q)
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, neighbours: Optional[Tuple[Tensor, Tensor]], region: Tensor,
+                visible: Tensor, bias: Optional[Tensor]) -> Tensor:
+        """Attention of windows, ``(T, heads, N, d)`` each, of which the last may need a mask: ``visible (V, N, Nk)``.
+        Returns ``(T, N, heads, d)``."""
         scale = self.scale
         if self.logit_scale is not None or not (self.rpe is None or bias is not None):
             q, k = self._scaled(q, k)  # encodings see the queries scaled; the others are scaled in their products
             scale = 1.
         if self.rpe is not None and bias is None:
-            q, k, bias = call_rpe(self.rpe, q, k, self.geometry, layout.region[first:first + windows])
+            q, k, bias = call_rpe(self.rpe, q, k, self.geometry, region)
         values = self.rpe.values if getattr(self.rpe, 'adds_values', False) else None
         own_keys = k.shape[2]
         if neighbours is not None:
@@ -237,12 +280,11 @@ class WindowAttention(BaseModule):
             return (weights @ v[part] + added.to(v.dtype)).transpose(1, 2)
 
         # most windows need no mask and share one bias; only the others pay for one of their own
-        plain, parts = min(max(layout.plain - first, 0), windows), []
-        if plain > 0:
+        plain, parts = len(q) - len(visible), []
+        if plain:
             parts.append(attend(slice(plain), None))
-        if plain < windows:
-            masked = slice(first + plain - layout.plain, first + windows - layout.plain)
-            parts.append(attend(slice(plain, None), layout.visible[masked]))
+        if len(visible):
+            parts.append(attend(slice(plain, None), visible))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _scaled(self, q: Tensor, k: Tensor) -> Tuple[Tensor, Tensor]:
@@ -296,8 +338,9 @@ class ShiftedWindowAttention(nn.Module):
         super().__init__()
         self.w_msa = WindowAttention(**kwargs)
 
-    def forward(self, x: Tensor, layout: WindowLayout, mask_padding: bool, shared: Optional[Shared] = None) -> Tensor:
-        return self.w_msa(x, layout, mask_padding, shared)
+    def forward(self, x: Tensor, layout: WindowLayout, mask_padding: bool, shared: Optional[Shared] = None,
+                beyond: Optional[Beyond] = None) -> Tensor:
+        return self.w_msa(x, layout, mask_padding, shared, beyond)
 
 
 # what mm has directly in the attention module, and the encoding it belongs to here

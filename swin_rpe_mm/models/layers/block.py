@@ -1,4 +1,5 @@
 """Swin's block, and a stage of blocks."""
+import functools
 from typing import Callable, Optional, Sequence, Tuple
 
 import torch
@@ -8,10 +9,10 @@ from mmcv.cnn.bricks.transformer import FFN
 from mmengine.model import BaseModule, ModuleList
 from torch import Tensor, nn
 
-from ...windows import WindowLayout, cut_into_parts
-from .attention import TOKENS_AT_ONCE, ShiftedWindowAttention, windows_at_once
+from ...windows import WindowLayout, cut_into_parts, groups_of_part
+from .attention import TOKENS_AT_ONCE, Beyond, ShiftedWindowAttention, windows_at_once
 from .block_by_parts import Setting, run_block
-from .linear import can_recompute, has_hooks, is_plain, prepared
+from .linear import by_rows, can_recompute, has_hooks, is_plain, prepared
 from .patch import PatchMerging
 from .products import suits_onednn
 
@@ -64,13 +65,14 @@ class SwinBlock(BaseModule):
         self.norm2 = build_norm_layer(norm_cfg, embed_dims)[1]
         self.ffn = FFN(embed_dims, feedforward_channels, act_cfg=act_cfg, ffn_drop=drop_rate, add_identity=False)
 
-    def forward(self, x: Tensor, layout: WindowLayout, mask_padding: bool) -> Tensor:
-        """Packed tokens ``(K, C)`` to ``(K, C)``, attending in the windows of ``layout``."""
+    def forward(self, x: Tensor, layout: WindowLayout, mask_padding: bool, buffers: Optional[dict] = None) -> Tensor:
+        """Packed tokens ``(K, C)`` to ``(K, C)``, attending in the windows of ``layout``. What a block needs on its way
+        without gradients and the next block may use again stays in ``buffers``."""
         rate = self.drop_path_rate if self.training else 0.
         kept = [draw_images(x, layout.batch_size, rate) for _ in range(2)]
         needs_gradient = x.requires_grad or any(parameter.requires_grad for parameter in self.parameters())
         with torch.set_grad_enabled(torch.is_grad_enabled() and needs_gradient):
-            run = self._train if self._trains_by_parts(x) else self._run
+            run = self._train if self._trains_by_parts(x) else functools.partial(self._run, buffers=buffers)
             if self.with_cp and torch.is_grad_enabled() and x.requires_grad:
                 return cp.checkpoint(run, x, layout, mask_padding, kept, use_reentrant=False)
             return run(x, layout, mask_padding, kept)
@@ -94,36 +96,41 @@ class SwinBlock(BaseModule):
         return run_block(x, parts, setting, attention.fixed_bias(), kept,
                          [parameter for layer in layers for parameter in (layer.weight, layer.bias)])
 
-    def _run(self, x: Tensor, layout: WindowLayout, mask_padding: bool, kept: Sequence[Optional[Tensor]]) -> Tensor:
+    def _run(self, x: Tensor, layout: WindowLayout, mask_padding: bool, kept: Sequence[Optional[Tensor]],
+             buffers: Optional[dict] = None) -> Tensor:
         attention = self.attn.w_msa
         in_cache = x.device.type == 'cpu' and not torch.is_grad_enabled()
         parts, tokens = (), TOKENS_AT_ONCE if in_cache else 0
-        if in_cache and not attention.looks_beyond:
+        if in_cache and not attention.pooled_neighbours:
             parts, tokens = cut_into_parts(layout, windows_at_once(layout, x.shape[1]))
+        in_parts, has_halo = len(parts) > 1, attention.has_halo
         before = (None, None) if self.norm_after else (self.norm1, self.norm2)
         after = (self.norm1, self.norm2) if self.norm_after else (nn.Identity(), nn.Identity())
-        shared, mlp = attention.shared(before[0], tokens), self._mlp(before[1], tokens)
+        shared = attention.shared(before[0], tokens, queries_only=in_parts and has_halo)
+        mlp = self._mlp(before[1], tokens)
+        if tokens and attention.pooled_neighbours:
+            mlp = by_rows(mlp, tokens)
 
         def scaled(branch: Tensor, keep: Optional[Tensor], images: Tensor) -> Tensor:
             return branch if keep is None else branch * keep[images, None]
 
-        def attend(x: Tensor, part: WindowLayout) -> Tensor:
-            return x + scaled(after[0](self.attn(x, part, mask_padding, shared)), kept[0], part.image_of_token)
-
-        def feed(x: Tensor, images: Tensor) -> Tensor:
+        def run(x: Tensor, layout: WindowLayout, beyond: Optional[Beyond] = None) -> Tensor:
+            images = layout.image_of_token
+            x = x + scaled(after[0](self.attn(x, layout, mask_padding, shared, beyond)), kept[0], images)
             return x + scaled(after[1](mlp(x)), kept[1], images)
 
-        def run(x: Tensor, part: WindowLayout) -> Tensor:
-            return feed(attend(x, part), part.image_of_token)
-
-        if in_cache and attention.looks_beyond:
-            x = attend(x, layout)
-            return torch.cat([feed(*rows) for rows in zip(x.split(tokens), layout.image_of_token.split(tokens))])
-        if len(parts) < 2:
+        if not in_parts:
             return run(x, layout)
+        whole = None
+        if has_halo:
+            # the largest tensor of all: to have its memory mapped anew for each block would take longer than filling it
+            buffers = {} if buffers is None else buffers
+            buffers['kv'] = attention.keys_and_values(x, before[0], tokens, buffers.get('kv'))
+            whole = Beyond(buffers['kv'], attention.key_groups(layout), {})
         out = torch.empty_like(x)
         for part in parts:
-            out.index_copy_(0, part.tokens, run(x.index_select(0, part.tokens), part.layout))
+            beyond = whole and whole._replace(groups=groups_of_part(whole.groups, part.windows))
+            out.index_copy_(0, part.tokens, run(x.index_select(0, part.tokens), part.layout, beyond))
         return out
 
     def _mlp(self, norm: Optional[nn.Module], tokens: int) -> Callable[[Tensor], Tensor]:
@@ -195,8 +202,9 @@ class SwinStage(BaseModule):
         x = tokens.flatten(0, 1)
         padded = len(regular.outside) > 0
         x = regular.pack(x) if padded else x
+        buffers = {}
         for index, block in enumerate(self.blocks):
-            x = block(x, layouts[index % 2], self.mask_padding)
+            x = block(x, layouts[index % 2], self.mask_padding, buffers=buffers)
         x = regular.pack.inverse(x) if padded else x
         return x.view_as(tokens)
 

@@ -4,7 +4,7 @@ What comes before a linear layer, a norm or an activation, is much cheaper than 
 kept for the gradient of the weight but computed again, and it never leaves the cache, since rows are taken a few
 thousand at a time.
 """
-from typing import Callable, Iterator, Optional, Tuple
+from typing import Callable, Iterable, Iterator, Optional, Tuple
 
 import mmcv.cnn
 import torch
@@ -17,7 +17,8 @@ from .products import Product, ProductGradients, autocast_dtype
 _ROWS_AT_ONCE = 2048
 
 
-def prepared(layer: nn.Linear, before: Optional[nn.Module] = None, rows: int = 0) -> Callable[[Tensor], Tensor]:
+def prepared(layer: nn.Linear, before: Optional[nn.Module] = None, rows: int = 0,
+             outputs: slice = slice(None)) -> Callable[[Tensor], Tensor]:
     """``layer`` for a series of calls between which its weight does not change.
 
     Args:
@@ -25,19 +26,20 @@ def prepared(layer: nn.Linear, before: Optional[nn.Module] = None, rows: int = 0
         before (nn.Module, optional): What the input goes through first. With gradients, what a layer norm or GELU gives
             is not kept for the backward pass.
         rows (int): How many rows most calls have, see :class:`~.products.Product`.
+        outputs (slice): Which of the output features.
 
     Returns:
-        Callable: From rows ``(R, in_features)`` to ``layer(before(rows))``, ``(R, out_features)``.
+        Callable: From rows ``(R, in_features)`` to ``layer(before(rows))[:, outputs]``.
     """
     if not is_plain(layer) or torch.compiler.is_compiling():
-        return layer if before is None else lambda x: layer(before(x))
-    if torch.is_grad_enabled():
+        return lambda x: layer(x if before is None else before(x))[:, outputs]
+    if torch.is_grad_enabled() and outputs == slice(None):
         if can_recompute(before):
             scale, shift, eps = (getattr(before, name, None) for name in ('weight', 'bias', 'eps'))
             gelu = isinstance(before, nn.GELU)
             return lambda x: _LinearAfter.apply(x, gelu, scale, shift, eps, layer.weight, layer.bias)
         return lambda x: _LinearAfter.apply(before(x), False, None, None, None, layer.weight, layer.bias)
-    product = Product(layer.weight, layer.bias, rows)
+    product = Product(layer.weight[outputs], None if layer.bias is None else layer.bias[outputs], rows)
     return product if before is None else lambda x: product(before(x))
 
 
@@ -46,6 +48,33 @@ def norm_linear(x: Tensor, scale: Tensor, shift: Tensor, eps: float, weight: Ten
     if torch.compiler.is_compiling():
         return F.linear(F.layer_norm(x, scale.shape, scale, shift, eps), weight)
     return _LinearAfter.apply(x, False, scale, shift, eps, weight, None)
+
+
+def run_in_parts(function: Callable[[Tensor], Tensor], parts: Iterable[Tensor], rows: int,
+                 out: Optional[Tensor] = None) -> Tensor:
+    """What a function gives for parts of rows, one after another, as one tensor; without gradients.
+
+    Each result is copied into place while it is in the cache.
+
+    Args:
+        function (Callable): From ``(R, ...)`` to ``(R, C)``.
+        parts (Iterable[Tensor]): At least one.
+        rows (int): How many rows all parts have together.
+        out (Tensor, optional): Where to put them, if it fits.
+    """
+    first = 0
+    for part in parts:
+        result = function(part)
+        if first == 0 and (out is None or (out.shape, out.dtype) != ((rows, *result.shape[1:]), result.dtype)):
+            out = result.new_empty(rows, *result.shape[1:])
+        out[first:first + len(result)] = result
+        first += len(result)
+    return out
+
+
+def by_rows(function: Callable[[Tensor], Tensor], rows: int) -> Callable[[Tensor], Tensor]:
+    """The function, run on so many rows at a time."""
+    return lambda x: run_in_parts(function, x.split(rows), len(x))
 
 
 def is_plain(module: nn.Module) -> bool:

@@ -7,9 +7,12 @@ from mmcv.cnn import build_norm_layer
 from mmengine.model import BaseModule
 from torch import Tensor, nn
 
-from .linear import can_recompute, is_plain, norm_linear
+from .linear import can_recompute, has_hooks, is_plain, norm_linear, run_in_parts
+from .products import Product
 
 Size = Tuple[int, int]
+
+_ROWS_AT_ONCE = 2048
 
 
 def _missing(size: Size, kernel: Size, stride: Size) -> Tuple[int, int]:
@@ -38,9 +41,22 @@ class PatchEmbed(BaseModule):
         height, width = _missing(images.shape[-2:], self.patch_size, self.patch_size)
         if height or width:
             images = F.pad(images, (0, width, 0, height))
-        maps = self.projection(images)
-        tokens = maps.flatten(2).transpose(1, 2)
-        return tokens if self.norm is None else self.norm(tokens), tuple(maps.shape[-2:])
+        conv, norm = self.projection, self.norm or nn.Identity()
+        if images.device.type != 'cpu' or type(conv) is not nn.Conv2d or has_hooks(conv):
+            maps = conv(images)
+            return norm(maps.flatten(2).transpose(1, 2)), tuple(maps.shape[-2:])
+
+        # patches do not overlap: the convolution is a product of their pixels, and on a CPU no map changes its order
+        (h, w), weight = self.patch_size, conv.weight.flatten(1)
+        patches = images.unflatten(3, (-1, w)).unflatten(2, (-1, h)).permute(0, 2, 4, 1, 3, 5)
+        batch_size, *size = patches.shape[:3]
+        if torch.is_grad_enabled():
+            return norm(F.linear(patches.reshape(batch_size, size[0] * size[1], -1), weight, conv.bias)), tuple(size)
+        step = max(1, _ROWS_AT_ONCE // size[1])
+        project = Product(weight, conv.bias, step * size[1])
+        bands = (band.reshape(-1, weight.shape[1]) for image in patches for band in image.split(step))
+        tokens = run_in_parts(lambda rows: norm(project(rows)), bands, batch_size * size[0] * size[1])
+        return tokens.unflatten(0, (batch_size, -1)), tuple(size)
 
 
 class PatchMerging(BaseModule):
@@ -75,20 +91,33 @@ class PatchMerging(BaseModule):
         height, width = _missing(size, self.kernel, self.stride)
         if height or width:
             maps = F.pad(maps, (0, 0, 0, width, 0, height))
-        merged_size = tuple((side - 2) // s + 1 for side, s in zip(maps.shape[1:3], self.stride))
-        rows, cols = ([slice(i, i + (side - 1) * s + 1, s) for i in (0, 1)]
-                      for side, s in zip(merged_size, self.stride))
-        merged = torch.cat([maps[:, row, col] for row in rows for col in cols], dim=-1).flatten(1, 2)
-
         norm = nn.Identity() if self.norm is None else self.norm
         if self.norm_after or not (can_recompute(norm) and is_plain(self.reduction)):
-            merged = merged.unflatten(-1, (4, -1)).transpose(-1, -2).flatten(-2)
-            return norm(self.reduction(merged)) if self.norm_after else self.reduction(norm(merged)), merged_size
+            joined = self._join(maps)
+            tokens = joined.flatten(1, 2).unflatten(-1, (4, -1)).transpose(-1, -2).flatten(-2)
+            tokens = norm(self.reduction(tokens)) if self.norm_after else self.reduction(norm(tokens))
+            return tokens, tuple(joined.shape[1:3])
 
         # the joined channels lie token by token in memory; the weights are brought into that order, not the tokens
         def by_token(weight: Tensor) -> Tensor:
             return weight.unflatten(-1, (-1, 4)).transpose(-1, -2).flatten(-2)
 
-        reduced = norm_linear(merged.flatten(0, 1), by_token(norm.weight), by_token(norm.bias), norm.eps,
-                              by_token(self.reduction.weight))
-        return reduced.unflatten(0, merged.shape[:2]), merged_size
+        scale, shift, weight = by_token(norm.weight), by_token(norm.bias), by_token(self.reduction.weight)
+        if maps.device.type != 'cpu' or torch.is_grad_enabled() or torch.compiler.is_compiling():
+            joined = self._join(maps)
+            reduced = norm_linear(joined.flatten(0, 2), scale, shift, norm.eps, weight)
+            return reduced.unflatten(0, (len(maps), -1)), tuple(joined.shape[1:3])
+
+        size = tuple((side - 2) // s + 1 for side, s in zip(maps.shape[1:3], self.stride))
+        step = max(1, _ROWS_AT_ONCE // size[1])
+        reduce = Product(weight, None, step * size[1])
+        bands = (self._join(image[None, first * self.stride[0]:(first + step - 1) * self.stride[0] + 2]).flatten(0, 2)
+                 for image in maps for first in range(0, size[0], step))
+        reduced = run_in_parts(lambda rows: reduce(F.layer_norm(rows, scale.shape, scale, shift, norm.eps)), bands,
+                               len(maps) * size[0] * size[1])
+        return reduced.unflatten(0, (len(maps), -1)), size
+
+    def _join(self, maps: Tensor) -> Tensor:
+        """``(B, H, W, C)`` to ``(B, H', W', 4 * C)``, token by token."""
+        rows, cols = ([slice(i, side - 1 + i, s) for i in (0, 1)] for side, s in zip(maps.shape[1:3], self.stride))
+        return torch.cat([maps[:, row, col] for row in rows for col in cols], dim=-1)

@@ -122,16 +122,16 @@ def test_longer_than_trained(encoding):
 
 
 def test_memory_grows_with_the_length_alone():
-    """Elements of the largest tensor for a sequence twice as long: twice as many, not four times."""
+    """The largest piece of memory for a sequence twice as long: twice as large, not four times."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Largest(TorchDispatchMode):
-        elements = 0
+        size = 0
 
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             out = func(*args, **(kwargs or {}))
             if isinstance(out, torch.Tensor):
-                self.elements = max(self.elements, out.numel())
+                self.size = max(self.size, out.untyped_storage().nbytes())
             return out
 
     module, seen = BlockLocalAttention(CHANNELS, HEADS, 16), []
@@ -141,8 +141,8 @@ def test_memory_grows_with_the_length_alone():
             module(x)
             with Largest() as largest:
                 module(x)
-            seen.append(largest.elements)
-    assert seen[1] <= 2 * seen[0]
+            seen.append(largest.size)
+    assert seen[1] <= 2.1 * seen[0]  # at both ends are blocks with fewer keys
 
 
 @pytest.mark.parametrize('block_size', [3, 12])

@@ -37,7 +37,9 @@ def test_parts_hold_every_token_once(case):
     rng = dice('parts', case)
     size, window = random_size(rng, 97, 3000), random_window(rng)
     extents = random_extents(rng, rng.randint(1, 3), size)
-    whole = WindowLayout.build(size, window, tuple(w // 2 for w in window), extents, mask_padding=rng.random() < 0.7)
+    halo = (rng.randint(0, 3), rng.randint(0, 3)) if case % 2 else (0, 0)
+    whole = WindowLayout.build(size, window, tuple(w // 2 for w in window), extents, halo,
+                               mask_padding=rng.random() < 0.7)
     at_once = rng.randint(1, 40)
     pieces, tokens = cut_into_parts(whole, at_once)
     held = torch.cat([part.tokens for part in pieces])
@@ -46,11 +48,12 @@ def test_parts_hold_every_token_once(case):
     for part in pieces:
         own = part.layout
         last = first + len(own.slots)
+        assert part.windows == slice(first, last)
         assert len(own.slots) <= at_once
         assert torch.equal(part.tokens[own.slots][own.valid], whole.packed_slots[first:last][own.valid])
         assert torch.equal(own.region, whole.region[first:last])
         assert torch.equal(own.image_of_token, whole.image_of_token[part.tokens])
-        seen = own.region[:, :, None] == own.region[:, None]
+        seen = own.region[:, :, None] == whole.key_region[first:last, None]
         assert seen[:own.plain].all() and torch.equal(own.visible, seen[own.plain:])
         first = last
     assert first == len(whole.slots)
@@ -65,9 +68,10 @@ def test_few_numbers_of_rows_whatever_the_size():
 
 @pytest.mark.parametrize('training', [True, False])
 @pytest.mark.parametrize('mask_padding', [True, False])
+@pytest.mark.parametrize('halo', [0, (2, 1), 'window'])
 @pytest.mark.parametrize('encoding', ENCODINGS)
 @pytest.mark.parametrize('arch', ['nano', 'v2-nano'])
-def test_equal_to_all_at_once(monkeypatch, arch, encoding, mask_padding, training):
+def test_equal_to_all_at_once(monkeypatch, arch, encoding, halo, mask_padding, training):
     """Features and gradients do not depend on what is taken at once, and equal the eager backend's."""
     rng = dice(f'in cache {arch} {encoding} {mask_padding}', 0)
     size = random_size(rng, 150)
@@ -78,7 +82,7 @@ def test_equal_to_all_at_once(monkeypatch, arch, encoding, mask_padding, trainin
         monkeypatch.setattr(attention, 'TOKENS_AT_ONCE', at_once)
         monkeypatch.setattr(linear, '_ROWS_AT_ONCE', min(at_once, 10**6))
         model = build(arch=arch, rpe=ENCODINGS[encoding], mask_padding=mask_padding, window_size=window,
-                      attn_backend=backend)
+                      halo=halo, attn_backend=backend)
         with torch.set_grad_enabled(training):
             outs = model(attach_extents(pixels(3, 3, *size), extents))
         if training:
