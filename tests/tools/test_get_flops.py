@@ -39,7 +39,9 @@ def tool():
 
 def by_formula(size, extents=None, arch='nano', window=(7, 7), halo=(0, 0), pooled=0, shift=True, encoding=None,
                buckets=0, projects_padding=False) -> int:
-    """Multiply-adds of a Swin on images of ``extents`` pixels in a batch of ``size``."""
+    """Multiply-adds of a Swin on images of ``extents`` pixels in a batch of ``size``; padding is seen where there are
+    no extents. With a halo, keys that no query sees are left out, but by encodings that look at the keys."""
+    padding_seen, leaves_out = extents is None, encoding in (None, 'TableRPE', 'LogCPB') and any(halo) and not pooled
     dims, depths, heads = ARCHS[arch]
     def up(sides, step):
         return tuple(-(-side // s) for side, s in zip(sides, step))
@@ -52,8 +54,11 @@ def by_formula(size, extents=None, arch='nano', window=(7, 7), halo=(0, 0), pool
         channels = dims * 2**stage
         tokens = sum(map(math.prod, extents))
         for block in range(depth):
-            windows = 0
+            windows = pairs = 0
             for extent in extents:
+                by = [w // 2 if shift and block % 2 and not (arch.startswith('v2') and w >= side) else 0
+                      for w, side in zip(window, extent)]
+                pairs += slots * math.prod(keys_on_axis(*axis, padding_seen) for axis in zip(extent, window, by, halo))
                 moved = [0, 0]
                 if pooled and shift and block % 2:  # a map that is not rolled starts with windows cut short
                     moved = [0 if arch.startswith('v2') and w >= side else w - w // 2
@@ -62,7 +67,9 @@ def by_formula(size, extents=None, arch='nano', window=(7, 7), halo=(0, 0), pool
                 windows += math.prod(up([side + by for side, by in zip(extent, moved)], window))
             projected = windows * slots if projects_padding else tokens
             total += 4 * projected * channels**2 + 8 * tokens * channels**2
-            total += 2 * windows * slots * (keys + (2 * pooled + 1)**2 - 1) * channels
+            if not leaves_out:
+                pairs = windows * slots * (keys + (2 * pooled + 1)**2 - 1)
+            total += 2 * pairs * channels
             if encoding == 'LogCPB':
                 total += math.prod(2 * w + 2 * h - 1 for w, h in zip(window, halo)) * 512 * (2 + head)
             elif encoding == 'DecomposedRPE':
@@ -74,6 +81,18 @@ def by_formula(size, extents=None, arch='nano', window=(7, 7), halo=(0, 0), pool
         if stage < 3:
             size, extents = up(size, (2, 2)), [up(extent, (2, 2)) for extent in extents]
             total += len(extents) * math.prod(size) * 4 * channels * 2 * channels
+    return total
+
+
+def keys_on_axis(length: int, window: int, shift: int, halo: int, padding_seen: bool) -> int:
+    """Of all windows along an axis together: the keys that lie in the image, on the same side of the seam as some query.
+    """
+    padded, total = -(-length // window) * window, 0
+    for start in range(shift, shift + padded, window):
+        sides = {place >= padded for place in range(start, start + window) if place % padded < length}
+        for place in range(start - halo, start + window + halo):
+            side = place >= padded
+            total += side in sides and 0 <= place - side * padded < (padded if padding_seen else length)
     return total
 
 
