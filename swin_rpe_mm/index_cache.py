@@ -1,5 +1,5 @@
 """Keeping index tensors from one call to the next."""
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Callable
 
 import torch
@@ -16,3 +16,8 @@ def index_cache(maxsize: int) -> Callable:
         return lru_cache(maxsize)(torch.inference_mode(False)(function))
 
     return decorator
+
+
+def index_property(method: Callable) -> cached_property:
+    """``cached_property`` for the same."""
+    return cached_property(torch.inference_mode(False)(method))

@@ -11,14 +11,13 @@ window 4 and shift 2 (`.` is padding, `|` is the seam):
 The map is filled up to whole windows first and rolled then, never the other way round: rolling first would put the
 padding between the first and the last token, and the seam in the wrong place.
 """
-import functools
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor
 
-from ..index_cache import index_cache
+from ..index_cache import index_cache, index_property
 from .gather import Gather
 
 Size = Tuple[int, int]
@@ -73,22 +72,32 @@ class WindowLayout:
     visible: Tensor
     batch_size: int
     neighbours: Tensor
-    packed_slots: Tensor = field(init=False)
-    key_rows: Tensor = field(init=False)
-    pack: Gather = field(init=False)
-    into_windows: Gather = field(init=False)
 
-    def __post_init__(self):
+    @index_property
+    def packed_slots(self) -> Tensor:
+        return self._rank[self.slots]
+
+    @index_property
+    def key_rows(self) -> Tensor:
+        return self.packed_slots if self.key_slots is self.slots else self._rank[self.key_slots]
+
+    @index_property
+    def pack(self) -> Gather:
+        return Gather(self.inside, self.outside[:0], self._rank, self.outside)
+
+    @index_property
+    def into_windows(self) -> Gather:
+        rows = self.packed_slots.flatten()
+        if len(self.holes) == 0 and bool((rows.diff() == 1).all()):
+            return Gather(None, None, None, None)
+        return Gather(rows, self.holes, self.home[self.inside], self.outside[:0])
+
+    @index_property
+    def _rank(self) -> Tensor:
+        """``(B*H*W,)`` long, the packed token of each token inside its extent."""
         rank = torch.zeros_like(self.home)
         rank[self.inside] = torch.arange(len(self.inside), device=rank.device)
-        packed_slots = rank[self.slots]
-        in_place = len(self.holes) == 0 and bool((packed_slots.flatten().diff() == 1).all())
-        set_field = functools.partial(object.__setattr__, self)
-        set_field('packed_slots', packed_slots)
-        set_field('key_rows', packed_slots if self.key_slots is self.slots else rank[self.key_slots])
-        set_field('pack', Gather(self.inside, self.outside[:0], rank, self.outside))
-        set_field('into_windows', Gather(None, None, None, None) if in_place else Gather(
-            packed_slots.flatten(), self.holes, self.home[self.inside], self.outside[:0]))
+        return rank
 
     @classmethod
     def build(cls,
@@ -134,44 +143,51 @@ def _build(map_size: Size, window: Size, shift: Size, extents: Extents, halo: Si
     columns = map_size[1]
     tokens_per_image = map_size[0] * columns
     rolled = pooled_neighbours == 0
-    parts, grids = [], []
+    queries, keys, grids = [], [], []
     for index, extent in enumerate(extents):
         if not shift_covered_axes:
             image_shift = tuple(0 if w >= e else s for s, w, e in zip(shift, window, extent))
         else:
             image_shift = shift
-        queries = _cut(extent, window, image_shift, (0, 0), columns, mask_padding, rolled)
-        keys = queries if halo == (0, 0) else _cut(extent, window, image_shift, halo, columns, mask_padding, rolled)
         first = index * tokens_per_image
+        halos = [(0, 0)] if halo == (0, 0) else [(0, 0), halo]
+        for found, reach in zip((queries, keys), halos):
+            slots, *others = _cut(extent, window, image_shift, reach, columns, mask_padding, rolled)
+            found.append((slots + first, *others))
         if not rolled:
             grids.append(tuple(-(-(e + -s % w) // w) for e, w, s in zip(extent, window, image_shift)))
-        parts.append((queries[0] + first, *queries[1:], keys[0] + first, *keys[1:]))
-    slots, valid, region, key_slots, key_valid, key_region = (torch.cat(part) for part in zip(*parts))
+    slots, valid, region = (torch.cat(part) for part in zip(*queries))
+    key_slots, key_valid, key_region = (torch.cat(part) for part in zip(*keys)) if keys else (slots, valid, region)
 
     neighbours, there = _neighbours(grids, pooled_neighbours, len(slots))
-    one_region = region[:, 0]
-    unmasked = (region == one_region[:, None]).all(1) & (key_region == one_region[:, None]).all(1) & there.all(1)
-    visible = region[~unmasked, :, None] == key_region[~unmasked, None, :]
-    visible = torch.cat([visible, there[~unmasked, None].expand(-1, visible.shape[1], -1)], dim=2)
+    one_region = region[:, :1]
+    unmasked = (region == one_region).all(1) & there.all(1)
+    if keys:
+        unmasked &= (key_region == one_region).all(1)
+    masked = (~unmasked).nonzero().flatten()
+    visible = region[masked, :, None] == key_region[masked, None, :]
+    visible = torch.cat([visible, there[masked, None].expand(-1, visible.shape[1], -1)], dim=2)
     rank = (~valid).any(1).long()  # the plain windows first, those with padding slots last
-    rank[~unmasked] += 2
-    if halo != (0, 0):  # and those that see the same keys side by side
-        kinds = torch.cat([rank[~unmasked, None] > 2, key_patterns(visible, valid[~unmasked])], dim=1)
-        rank[~unmasked] = 2 + torch.unique(kinds, dim=0, return_inverse=True)[1]
+    rank[masked] += 2
+    if keys:  # and those that see the same keys side by side
+        kinds = torch.cat([rank[masked, None] > 2, key_patterns(visible, valid[masked])], dim=1)
+        rank[masked] = 2 + torch.unique(kinds, dim=0, return_inverse=True)[1]
     order = torch.argsort(rank, stable=True)
-    visible = visible[torch.argsort(rank[~unmasked], stable=True)]
-    slots, valid, region, key_slots, key_valid, key_region = (
-        part[order] for part in (slots, valid, region, key_slots, key_valid, key_region))
+    visible = visible[torch.argsort(rank[masked], stable=True)]
+    slots, valid, region = (part[order] for part in (slots, valid, region))
+    if keys:
+        key_slots, key_valid, key_region = (part[order] for part in (key_slots, key_valid, key_region))
     neighbours = order.argsort()[neighbours[order]]
 
+    held = valid.flatten().nonzero().flatten()
+    holes = held[:0] if len(held) == valid.numel() else (~valid).flatten().nonzero().flatten()
     home = torch.full((len(extents) * tokens_per_image, ), -1)
-    home[slots[valid]] = torch.arange(slots.numel()).view_as(slots)[valid]
-    inside, outside = ((home < 0) == side for side in (False, True))
-    inside, outside = inside.nonzero().flatten(), outside.nonzero().flatten()
-    home.clamp_(min=0)
-
-    plain = int(unmasked.sum())
-    holes = (~valid).flatten().nonzero().flatten()
+    home[slots.flatten()[held]] = held
+    inside, outside = torch.arange(len(home)), held[:0]
+    if len(held) < len(home):
+        inside, outside = (home >= 0).nonzero().flatten(), (home < 0).nonzero().flatten()
+        home.clamp_(min=0)
+    plain = len(slots) - len(masked)
 
     queries = [part.to(device) for part in (slots, valid, region)]
     keys = queries if halo == (0, 0) else [part.to(device) for part in (key_slots, key_valid, key_region)]

@@ -4,6 +4,7 @@ Windows do not see each other, or with a halo nothing but each other's keys, so 
 time. With few enough, all that a block makes on its way stays in a CPU's cache, and only the tokens themselves are read
 from memory and written to it.
 """
+import itertools
 from typing import NamedTuple, Tuple
 
 import torch
@@ -53,26 +54,28 @@ def cut_into_parts(layout: WindowLayout, windows: int) -> Parts:
     """
     total = len(layout.slots)
     if total <= windows:
-        return Parts((_part(layout, layout.packed_slots, slice(0, total)), ), 0)
+        return Parts((_part(layout, slice(0, total)), ), 0)
     full = int(layout.valid.all(1).sum())
     step = full // -(-full // windows) // _STEP * _STEP if full else 0
     sizes = [step] * (full // step) if step else []
     rest = total - sum(sizes)
     sizes += [len(piece) for piece in torch.arange(rest).chunk(-(-rest // windows))] if rest else []
-    held = layout.packed_slots
-    ends = torch.tensor(sizes).cumsum(0).tolist()
-    parts = tuple(_part(layout, held, slice(end - size, end)) for size, end in zip(sizes, ends))
+    ends = itertools.accumulate(sizes)
+    parts = tuple(_part(layout, slice(end - size, end)) for size, end in zip(sizes, ends))
     return Parts(parts, step * layout.slots.shape[1])
 
 
-def _part(layout: WindowLayout, held: Tensor, windows: slice) -> Part:
-    valid, region = layout.valid[windows], layout.region[windows]
-    taken = valid.flatten()
-    home = taken.nonzero().flatten()
-    tokens = held[windows].flatten()[home]
-    slots = (taken.cumsum(0) - 1).clamp_(min=0).view_as(valid)
+def _part(layout: WindowLayout, windows: slice) -> Part:
+    held, valid, region = layout.packed_slots[windows], layout.valid[windows], layout.region[windows]
+    home = valid.flatten().nonzero().flatten()
+    if len(home) == held.numel():  # most parts
+        tokens, slots, holes = held.flatten(), home.view_as(held), home[:0]
+    else:
+        taken = valid.flatten()
+        tokens, holes = held.flatten()[home], (~taken).nonzero().flatten()
+        slots = (taken.cumsum(0) - 1).clamp_(min=0).view_as(valid)
     masked = slice(max(windows.start - layout.plain, 0), max(windows.stop - layout.plain, 0))
-    own = WindowLayout(slots, valid, region, slots, valid, region, home, (~taken).nonzero().flatten(),
+    own = WindowLayout(slots, valid, region, slots, valid, region, home, holes,
                        torch.arange(len(home), device=home.device), home[:0], layout.image_of_token[tokens],
                        min(max(layout.plain - windows.start, 0), len(valid)), layout.visible[masked],
                        layout.batch_size, layout.neighbours[windows])

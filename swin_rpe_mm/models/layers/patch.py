@@ -8,7 +8,6 @@ from mmengine.model import BaseModule
 from torch import Tensor, nn
 
 from .linear import can_recompute, has_hooks, is_plain, norm_linear, run_in_parts
-from .products import Product
 
 Size = Tuple[int, int]
 
@@ -53,9 +52,9 @@ class PatchEmbed(BaseModule):
         if torch.is_grad_enabled():
             return norm(F.linear(patches.reshape(batch_size, size[0] * size[1], -1), weight, conv.bias)), tuple(size)
         step = max(1, _ROWS_AT_ONCE // size[1])
-        project = Product(weight, conv.bias, step * size[1])
         bands = (band.reshape(-1, weight.shape[1]) for image in patches for band in image.split(step))
-        tokens = run_in_parts(lambda rows: norm(project(rows)), bands, batch_size * size[0] * size[1])
+        tokens = run_in_parts(lambda rows: norm(F.linear(rows, weight, conv.bias)), bands,
+                              batch_size * size[0] * size[1])
         return tokens.unflatten(0, (batch_size, -1)), tuple(size)
 
 
@@ -110,11 +109,10 @@ class PatchMerging(BaseModule):
 
         size = tuple((side - 2) // s + 1 for side, s in zip(maps.shape[1:3], self.stride))
         step = max(1, _ROWS_AT_ONCE // size[1])
-        reduce = Product(weight, None, step * size[1])
         bands = (self._join(image[None, first * self.stride[0]:(first + step - 1) * self.stride[0] + 2]).flatten(0, 2)
                  for image in maps for first in range(0, size[0], step))
-        reduced = run_in_parts(lambda rows: reduce(F.layer_norm(rows, scale.shape, scale, shift, norm.eps)), bands,
-                               len(maps) * size[0] * size[1])
+        reduced = run_in_parts(lambda rows: F.linear(F.layer_norm(rows, scale.shape, scale, shift, norm.eps), weight),
+                               bands, len(maps) * size[0] * size[1])
         return reduced.unflatten(0, (len(maps), -1)), size
 
     def _join(self, maps: Tensor) -> Tensor:
