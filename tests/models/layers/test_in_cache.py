@@ -7,7 +7,7 @@ from oracles.compare import assert_forward, assert_gradients
 from torch import nn
 
 from swin_rpe_mm import SwinRPE, attach_extents
-from swin_rpe_mm.models.layers import PatchMerging, attention, linear
+from swin_rpe_mm.models.layers import PatchEmbed, PatchMerging, attention, linear, patch
 from swin_rpe_mm.models.rpe import build_rpe
 from swin_rpe_mm.windows import WindowLayout, cut_into_parts, layout, parts
 
@@ -68,7 +68,7 @@ def test_few_numbers_of_rows_whatever_the_size():
 
 @pytest.mark.parametrize('training', [True, False])
 @pytest.mark.parametrize('mask_padding', [True, False])
-@pytest.mark.parametrize('halo', [0, (2, 1), 'window'])
+@pytest.mark.parametrize('halo', [False, True])
 @pytest.mark.parametrize('encoding', ENCODINGS)
 @pytest.mark.parametrize('arch', ['nano', 'v2-nano'])
 def test_equal_to_all_at_once(monkeypatch, arch, encoding, halo, mask_padding, training):
@@ -77,6 +77,7 @@ def test_equal_to_all_at_once(monkeypatch, arch, encoding, halo, mask_padding, t
     size = random_size(rng, 150)
     extents = random_extents(rng, 3, size)
     window = random_window(rng, 5)
+    halo = rng.choice([(2, 1), (0, 3), 'window']) if halo else 0
     results = []
     for backend, at_once in (('eager', 10**9), ('sdpa', 10**9), ('sdpa', 300), ('sdpa', 1)):
         monkeypatch.setattr(attention, 'TOKENS_AT_ONCE', at_once)
@@ -133,7 +134,7 @@ def test_prepared_layers(monkeypatch, before, bias, rows):
 
 @pytest.mark.parametrize('norm', ['LN', 'fixed', 'hooked', 'none', 'after'])
 @pytest.mark.parametrize('stride', [(2, 2), (1, 1), (1, 2), (3, 2)])
-def test_patch_merging_is_that_of_unfold(norm, stride):
+def test_patch_merging_is_that_of_unfold(monkeypatch, norm, stride):
     """In whatever order the joined tokens lie, weights are those of ``nn.Unfold``'s channels, as in mm."""
     config = dict(type='LN', elementwise_affine=norm != 'fixed') if norm != 'none' else None
     merging = PatchMerging(6, 8, stride, config, norm_after=norm == 'after')
@@ -153,7 +154,40 @@ def test_patch_merging_is_that_of_unfold(norm, stride):
         out.sin().sum().backward()
         results.append({'tokens': tokens.grad} | {name: value.grad for name, value in merging.named_parameters()})
     assert_forward(merging(tokens, size)[0], expected, 'patch merging')
+    for rows in (1, 9, 2048):
+        monkeypatch.setattr(patch, '_ROWS_AT_ONCE', rows)
+        with torch.no_grad():
+            assert_forward(merging(tokens, size)[0], expected, 'patch merging')
     assert_gradients(*results, 'patch merging')
+
+
+@pytest.mark.parametrize('rows', [1, 16, 2048])
+@pytest.mark.parametrize('norm', ['LN', 'none'])
+@pytest.mark.parametrize('size', [(3, 2), (4, 4)])
+def test_patch_embedding_is_a_convolution(monkeypatch, size, norm, rows):
+    """However many rows are taken at once, and where a hook wants to see the convolution itself."""
+    monkeypatch.setattr(patch, '_ROWS_AT_ONCE', rows)
+    embed, images = PatchEmbed(3, 6, size, dict(type='LN') if norm == 'LN' else None), torch.randn(2, 3, 21, 17)
+    images.requires_grad_()
+    height, width = (-(-side // step) * step for side, step in zip(images.shape[2:], size))
+    padded = F.pad(images, (0, width - 17, 0, height - 21))
+    expected = F.conv2d(padded, embed.projection.weight, embed.projection.bias, size).flatten(2).transpose(1, 2)
+    expected = expected if embed.norm is None else embed.norm(expected)
+    results = []
+    for kind in ('expected', 'product', 'convolution'):
+        embed.zero_grad(), setattr(images, 'grad', None)
+        if kind == 'convolution':
+            embed.projection.register_forward_hook(lambda *_: None)
+        out = expected if kind == 'expected' else embed(images)[0]
+        (out * torch.arange(6)).sin().sum().backward()
+        results.append((out, {'images': images.grad} | {name: p.grad.clone() for name, p in embed.named_parameters()}))
+        with torch.no_grad():
+            tokens, grid = embed(images)
+            assert_forward(tokens, expected, 'patch embedding')
+            assert grid == (height // size[0], width // size[1])
+    for out, gradients in results[1:]:
+        assert_forward(out, expected, 'patch embedding')
+        assert_gradients(gradients, results[0][1], 'patch embedding')
 
 
 @pytest.mark.parametrize('frozen', ['x', 'layer', 'norm'])
