@@ -109,7 +109,7 @@ def _strips(layout: WindowLayout, windows: slice, keys: Tensor, visible: Tensor)
     count, size = rows.shape
     # where the first key of each window is found among those of the window before
     found = (rows[:-1] == rows[1:, :1]).byte().argmax(1)
-    step, joined = size, found < 0
+    step, joined = size, torch.zeros_like(found, dtype=torch.bool)
     for guess in found[found > 0].unique().tolist():
         overlap = ((rows[1:, :-guess] == rows[:-1, guess:]) & (valid[1:, :-guess] == valid[:-1, guess:])).all(1)
         if overlap.sum() > joined.sum():

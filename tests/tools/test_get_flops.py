@@ -85,8 +85,7 @@ def by_formula(size, extents=None, arch='nano', window=(7, 7), halo=(0, 0), pool
 
 
 def keys_on_axis(length: int, window: int, shift: int, halo: int, padding_seen: bool) -> int:
-    """Of all windows along an axis together: the keys that lie in the image, on the same side of the seam as some query.
-    """
+    """Of all windows along an axis together: keys that lie in the image, on the same side of the seam as some query."""
     padded, total = -(-length // window) * window, 0
     for start in range(shift, shift + padded, window):
         sides = {place >= padded for place in range(start, start + window) if place % padded < length}
