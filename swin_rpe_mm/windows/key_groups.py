@@ -10,13 +10,14 @@ its right are overlapping parts of one strip, of which a token is a part only as
     keys of window 0    [a0 a1 b0 b1 c0 c1]
     keys of window 1          [b0 b1 c0 c1 d0 d1]
 """
-from typing import Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Iterator, List, NamedTuple, Optional, Tuple
 
 import torch
 from torch import Tensor
 
 from ..index_cache import index_cache
 from .layout import WindowLayout, key_patterns
+from .parts import cut_into_parts
 
 
 class KeyGroup(NamedTuple):
@@ -60,6 +61,9 @@ class KeyGroup(NamedTuple):
             yield self.cut(start, min(start + most, self.windows.stop))
 
 
+Groups = Tuple[KeyGroup, ...]
+
+
 def all_keys(layout: WindowLayout) -> KeyGroup:
     """All windows of a layout with all their keys; ``visible`` has the neighbours too."""
     windows, keys = layout.key_rows.shape
@@ -68,7 +72,7 @@ def all_keys(layout: WindowLayout) -> KeyGroup:
 
 
 @index_cache(64)
-def group_by_keys(layout: WindowLayout, key_size: Tuple[int, ...]) -> Tuple[KeyGroup, ...]:
+def group_by_keys(layout: WindowLayout, key_size: Tuple[int, ...]) -> Groups:
     """The windows of a layout without neighbours by the keys that they see.
 
     Args:
@@ -92,8 +96,21 @@ def group_by_keys(layout: WindowLayout, key_size: Tuple[int, ...]) -> Tuple[KeyG
     return tuple(groups)
 
 
-def groups_of_part(groups: Sequence[KeyGroup], windows: slice) -> Tuple[KeyGroup, ...]:
-    """The groups of some of a layout's windows, counted from the first of these."""
+@index_cache(64)
+def groups_of_parts(layout: WindowLayout, windows: int,
+                    key_size: Optional[Tuple[int, ...]] = None) -> Tuple[Groups, ...]:
+    """For each part of ``cut_into_parts(layout, windows)`` the groups of its windows, counted from the part's first.
+
+    Args:
+        layout (WindowLayout): The layout.
+        windows (int): How many windows a part may have.
+        key_size (tuple[int, ...], optional): As for :func:`group_by_keys`; None leaves all windows all their keys.
+    """
+    groups = group_by_keys(layout, key_size) if key_size else (all_keys(layout), )
+    return tuple(_of_part(groups, part.windows) for part in cut_into_parts(layout, windows).parts)
+
+
+def _of_part(groups: Groups, windows: slice) -> Groups:
     found = []
     for group in groups:
         start, stop = max(group.windows.start, windows.start), min(group.windows.stop, windows.stop)

@@ -3,7 +3,7 @@ import pytest
 import torch
 from oracles.cases import case_count, dice, random_extents, random_size, random_window
 
-from swin_rpe_mm.windows import WindowLayout, all_keys, group_by_keys, groups_of_part
+from swin_rpe_mm.windows import WindowLayout, all_keys, cut_into_parts, group_by_keys, groups_of_parts
 
 CASES = range(case_count(40))
 
@@ -68,13 +68,15 @@ def test_parts_of_groups(case, grouped):
                 found[offset + group.windows.start + place] = (keys[place], mask)
         return found
 
-    cuts = sorted({0, len(layout.slots), *(rng.randrange(len(layout.slots)) for _ in range(3))})
     expected, most = windows_of(groups), rng.randint(1, 6)
     split = [part for group in groups for part in group.split(most)]
     assert all(part.windows.stop - part.windows.start <= most for part in split)
     in_parts = {}
-    for start, stop in zip(cuts, cuts[1:]):
-        in_parts |= windows_of(groups_of_part(groups, slice(start, stop)), start)
+    pieces = cut_into_parts(layout, most).parts
+    own = groups_of_parts(layout, most, key_size if grouped else None)
+    assert len(own) == len(pieces)
+    for part, its in zip(pieces, own):
+        in_parts |= windows_of(its, part.windows.start)
     for found in (windows_of(split), in_parts):
         assert found.keys() == expected.keys() == set(range(len(layout.slots)))
         for window, (keys, mask) in found.items():

@@ -9,7 +9,7 @@ from mmengine.model import BaseModule
 from torch import Tensor, nn
 
 from ...errors import InputError
-from ...windows import KeyGroup, WindowLayout, all_keys, group_by_keys
+from ...windows import KeyGroup, WindowLayout, all_keys, group_by_keys, groups_of_parts
 from ..rpe import LogCPB, TableRPE, WindowGeometry, build_rpe, call_rpe
 from ..rpe.interpolate import check_mode
 from .backends import BACKENDS, attention_weights, sdpa
@@ -168,11 +168,17 @@ class WindowAttention(BaseModule):
 
     def key_groups(self, layout: WindowLayout) -> Tuple[KeyGroup, ...]:
         """Which keys the windows of a layout with a halo see."""
+        key_size = self._grouped_keys(layout)
+        return group_by_keys(layout, key_size) if key_size else (all_keys(layout), )
+
+    def key_groups_of_parts(self, layout: WindowLayout, windows: int) -> Tuple[Tuple[KeyGroup, ...], ...]:
+        """The same for each of the layout's parts of at most so many windows."""
+        return groups_of_parts(layout, windows, self._grouped_keys(layout))
+
+    def _grouped_keys(self, layout: WindowLayout) -> Optional[Window]:
         # an encoding that looks at the keys needs all of them; on a GPU few calls matter more than few keys
         needs_all = self.pooled_neighbours or not (self.rpe is None or getattr(self.rpe, 'fixed_bias', False))
-        if needs_all or layout.slots.device.type != 'cpu':
-            return (all_keys(layout), )
-        return group_by_keys(layout, self.geometry.key_size)
+        return None if needs_all or layout.slots.device.type != 'cpu' else self.geometry.key_size
 
     def forward(self, x: Tensor, layout: WindowLayout, mask_padding: bool, shared: Optional[Shared] = None,
                 beyond: Optional[Beyond] = None) -> Tensor:
@@ -237,11 +243,11 @@ class WindowAttention(BaseModule):
             keys = part.gather(kv, padding if padding is None else padding[-kv.shape[1]:])
             return self._attend(q, *self._heads(keys), pooled, region[part.windows], part.visible, bias)
 
-        def windows_at_once(keys: int) -> int:
+        def most_windows(keys: int) -> int:
             most = _KEYS_IN_CACHE if q.device.type == 'cpu' and not torch.is_grad_enabled() else _KEYS_AT_ONCE
             return max(1, min(most // keys, _LOGITS_AT_ONCE // (self.num_heads * q.shape[2] * keys)))
 
-        recompute = torch.is_grad_enabled() and len(q) > windows_at_once(max(group.size for group in beyond.groups))
+        recompute = torch.is_grad_enabled() and len(q) > most_windows(max(group.size for group in beyond.groups))
         outs = []
         for group in beyond.groups:
             group_bias = bias
@@ -249,7 +255,7 @@ class WindowAttention(BaseModule):
                 if id(group.keys) not in beyond.biases:
                     beyond.biases[id(group.keys)] = bias.index_select(2, group.keys)
                 group_bias = beyond.biases[id(group.keys)]
-            for part in group.split(windows_at_once(group.size)):
+            for part in group.split(most_windows(group.size)):
                 pooled = None if neighbours is None else tuple(x[part.windows] for x in neighbours)
                 arguments = (q[part.windows], beyond.kv, pooled, part, group_bias)
                 outs.append(cp.checkpoint(attend, *arguments, use_reentrant=False) if recompute else attend(*arguments))

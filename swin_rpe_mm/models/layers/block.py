@@ -9,7 +9,7 @@ from mmcv.cnn.bricks.transformer import FFN
 from mmengine.model import BaseModule, ModuleList
 from torch import Tensor, nn
 
-from ...windows import WindowLayout, cut_into_parts, groups_of_part
+from ...windows import WindowLayout, cut_into_parts
 from .attention import TOKENS_AT_ONCE, Beyond, ShiftedWindowAttention, windows_at_once
 from .block_by_parts import Setting, run_block
 from .linear import by_rows, can_recompute, has_hooks, is_plain, prepared
@@ -101,8 +101,9 @@ class SwinBlock(BaseModule):
         attention = self.attn.w_msa
         in_cache = x.device.type == 'cpu' and not torch.is_grad_enabled()
         parts, tokens = (), TOKENS_AT_ONCE if in_cache else 0
+        at_once = windows_at_once(layout, x.shape[1])
         if in_cache and not attention.pooled_neighbours:
-            parts, tokens = cut_into_parts(layout, windows_at_once(layout, x.shape[1]))
+            parts, tokens = cut_into_parts(layout, at_once)
         in_parts, has_halo = len(parts) > 1, attention.has_halo
         before = (None, None) if self.norm_after else (self.norm1, self.norm2)
         after = (self.norm1, self.norm2) if self.norm_after else (nn.Identity(), nn.Identity())
@@ -121,15 +122,15 @@ class SwinBlock(BaseModule):
 
         if not in_parts:
             return run(x, layout)
-        whole = None
+        around = [None] * len(parts)
         if has_halo:
             # the largest tensor of all: to have its memory mapped anew for each block would take longer than filling it
             buffers = {} if buffers is None else buffers
             buffers['kv'] = attention.keys_and_values(x, before[0], tokens, buffers.get('kv'))
-            whole = Beyond(buffers['kv'], attention.key_groups(layout), {})
+            groups, biases = attention.key_groups_of_parts(layout, at_once), {}
+            around = [Beyond(buffers['kv'], own, biases) for own in groups]
         out = torch.empty_like(x)
-        for part in parts:
-            beyond = whole and whole._replace(groups=groups_of_part(whole.groups, part.windows))
+        for part, beyond in zip(parts, around):
             out.index_copy_(0, part.tokens, run(x.index_select(0, part.tokens), part.layout, beyond))
         return out
 
