@@ -3,7 +3,8 @@ from importlib import import_module
 
 from .errors import InputError
 from .models import SwinRPE
-from .padding import attach_extents, get_extents, make_padding_invariant
+from .mm.extents import attach_extents, get_extents
+from .mm.per_image import make_padding_invariant
 from .version import __version__
 
 __all__ = [
@@ -14,12 +15,12 @@ __all__ = [
 # the data preprocessors need mmdet or mmseg, which whoever uses only the other may not have, and the others a moment to
 # load
 _LAZY = {
-    'DetDataPreprocessor': '.models.data_preprocessors.det',
-    'PaddingInvarianceHook': '.engine.hooks',
-    'RPEMonitorHook': '.engine.hooks',
-    'SegDataPreprocessor': '.models.data_preprocessors.seg',
-    'SwapRefused': '.swap',
-    'swap_backbone': '.swap',
+    'DetDataPreprocessor': '.mm.data_preprocessors.det',
+    'PaddingInvarianceHook': '.mm.hooks',
+    'RPEMonitorHook': '.mm.hooks',
+    'SegDataPreprocessor': '.mm.data_preprocessors.seg',
+    'SwapRefused': '.mm.swap',
+    'swap_backbone': '.mm.swap',
 }
 
 

@@ -8,7 +8,7 @@ from mmengine.registry import MODELS as ROOT_MODELS
 from mmengine.registry import Registry
 
 MODELS = Registry('model', parent=ROOT_MODELS, scope='swin_rpe_mm', locations=['swin_rpe_mm.models'])
-HOOKS = Registry('hook', parent=ROOT_HOOKS, scope='swin_rpe_mm', locations=['swin_rpe_mm.engine.hooks'])
+HOOKS = Registry('hook', parent=ROOT_HOOKS, scope='swin_rpe_mm', locations=['swin_rpe_mm.mm.hooks'])
 
 
 def register_everywhere(registry: Registry):

@@ -4,7 +4,7 @@ import torch
 from needs import NO_OPS
 from oracles.compare import FIGURES
 
-from swin_rpe_mm.engine.configs import has_ops
+from swin_rpe_mm.mm.configs import has_ops
 
 
 @pytest.fixture(autouse=True)

@@ -3,8 +3,8 @@ import types
 
 import pytest
 
-from swin_rpe_mm.engine import peers
-from swin_rpe_mm.engine.peers import FOLDER, PeerMissing
+from tools.lib import peers
+from tools.lib.peers import FOLDER, PeerMissing
 
 __all__ = ['FOLDER', 'mmpretrain', 'timm_swin', 'torchvision_swin', 'transformers', 'transformers_swin',
            'transformers_swin_v2']

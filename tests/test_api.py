@@ -59,7 +59,7 @@ def imported_by(module: str) -> set[str]:
 
 
 @pytest.mark.parametrize('module', ['swin_rpe_mm.windows.layout', 'swin_rpe_mm.windows.gather',
-                                    'swin_rpe_mm.padding.extents', 'swin_rpe_mm.models.rpe.offsets'])
+                                    'swin_rpe_mm.mm.extents', 'swin_rpe_mm.rpe.offsets'])
 def test_lowest_rooms_import_only_torch(module):
     assert imported_by(module) - set(sys.stdlib_module_names) == {'torch'}
 
@@ -81,7 +81,7 @@ def test_with_custom_imports(registry):
             assert type(ours).__module__.startswith('swin_rpe_mm.') and isinstance(ours, MODELS.get(name))
         print({{type(model).__module__ for model in models}})
     """)
-    assert names == "{'swin_rpe_mm.models.backbones.swin_rpe'}"
+    assert names == "{'swin_rpe_mm.models.swin_rpe'}"
 
 
 @pytest.mark.parametrize('registry', REGISTRIES)

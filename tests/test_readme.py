@@ -6,7 +6,7 @@ import torch
 from oracles.cases import pixels
 
 from swin_rpe_mm import SwinRPE
-from swin_rpe_mm.models.rpe import WindowGeometry, build_rpe
+from swin_rpe_mm.rpe import WindowGeometry, build_rpe
 from swin_rpe_mm.registry import MODELS
 
 README = Path(__file__).parents[1] / 'README.md'

@@ -13,8 +13,8 @@ from tempfile import TemporaryDirectory
 from mmengine.config import Config
 from PIL import Image
 
-from swin_rpe_mm.engine.checkpoint_files import WholeFileBackend
-from swin_rpe_mm.engine.cli import run_tool
+from swin_rpe_mm.whole_files import WholeFileBackend
+from tools.lib.cli import run_tool
 from swin_rpe_mm.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[1]

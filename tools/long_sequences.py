@@ -17,9 +17,9 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from swin_rpe_mm.engine.cli import run_tool
+from tools.lib.cli import run_tool
 from swin_rpe_mm.errors import InputError
-from swin_rpe_mm.models.layers import BlockLocalAttention
+from swin_rpe_mm.models import BlockLocalAttention
 
 SYMBOLS = 8
 CHANNELS = 64

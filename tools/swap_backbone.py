@@ -11,12 +11,12 @@ from pathlib import Path
 
 from mmengine.config import Config, DictAction
 
-from swin_rpe_mm.engine.cli import run_tool
-from swin_rpe_mm.engine.configs import check_ops, load_config
+from tools.lib.cli import run_tool
+from swin_rpe_mm.mm.configs import check_ops, load_config
 from swin_rpe_mm.errors import InputError
-from swin_rpe_mm.models.backbones.arguments import ARCHS
-from swin_rpe_mm.swap import Swap, swap_backbone, write_config
-from swin_rpe_mm.swap.write import configs_of
+from swin_rpe_mm.models.arguments import ARCHS
+from swin_rpe_mm.mm.swap import Swap, swap_backbone, write_config
+from swin_rpe_mm.mm.swap.write import configs_of
 
 
 def parse_args(argv: Sequence[str] | None = None) -> Namespace:
@@ -100,7 +100,7 @@ def _encoding(names: list[str] | None) -> list[dict] | dict | str | None:
 
 
 def _check(swap: Swap) -> str:
-    from swin_rpe_mm.swap.check import CheckFailed, build, check, of_package, prepare
+    from swin_rpe_mm.mm.swap.check import CheckFailed, build, check, of_package, prepare
     try:
         result = check(swap.cfg)
     except CheckFailed as error:

@@ -4,10 +4,10 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 
-from swin_rpe_mm.engine.cli import add_common_arguments, export_local_rank, run_tool
-from swin_rpe_mm.engine.configs import load_config, require, set_work_dir
-from swin_rpe_mm.engine.evaluation import augment_at_test_time, draw_predictions, write_predictions
-from swin_rpe_mm.engine.runs import build_runner, prepare_run
+from tools.lib.cli import add_common_arguments, export_local_rank, run_tool
+from swin_rpe_mm.mm.configs import load_config, require, set_work_dir
+from tools.lib.evaluation import augment_at_test_time, draw_predictions, write_predictions
+from tools.lib.runs import build_runner, prepare_run
 
 
 def parse_args(argv: Sequence[str] | None = None) -> Namespace:

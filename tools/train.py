@@ -4,8 +4,8 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 
-from swin_rpe_mm.engine.cli import add_common_arguments, export_local_rank, run_tool
-from swin_rpe_mm.engine.configs import (
+from tools.lib.cli import add_common_arguments, export_local_rank, run_tool
+from swin_rpe_mm.mm.configs import (
     add_tensorboard,
     check_optimizer,
     load_config,
@@ -16,7 +16,7 @@ from swin_rpe_mm.engine.configs import (
     set_work_dir,
     use_amp,
 )
-from swin_rpe_mm.engine.runs import build_runner, prepare_run
+from tools.lib.runs import build_runner, prepare_run
 
 
 def parse_args(argv: Sequence[str] | None = None) -> Namespace:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
-from ..models.rpe.interpolate import source_sides
+from ..rpe.interpolate import source_sides
 from .layouts.names import renamed, stages
 
 TARGETS = ('mmdet', 'mmpretrain', 'timm')

@@ -1,4 +1,3 @@
-from . import data_preprocessors  # noqa: F401  (registers them)
-from .backbones import SwinRPE
+from .swin_rpe import SwinRPE
 
 __all__ = ['SwinRPE']

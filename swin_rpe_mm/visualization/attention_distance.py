@@ -9,8 +9,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from torch import Tensor
 
-from ..models.backbones import SwinRPE
-from ..models.rpe import offsets
+from ..models import SwinRPE
+from ..rpe import offsets
 from .layers import Layer, LayerInput, watch
 from .statistics import mean_distance
 from .style import OF_STAGES

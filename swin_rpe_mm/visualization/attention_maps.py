@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from ..errors import InputError
-from ..models.backbones import SwinRPE
-from ..padding import get_extents
+from ..models import SwinRPE
+from ..mm.extents import get_extents
 from .layers import Layer, LayerInput, watch
 from .strips import name_axes, scale, strips
 from .style import COLOURS, outline, pixel_axes, show_picture

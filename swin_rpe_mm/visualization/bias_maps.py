@@ -11,9 +11,9 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from torch import Tensor, nn
 
-from ..models.backbones import SwinRPE
-from ..models.rpe import SumRPE, WindowGeometry, offsets
-from ..models.rpe.offsets import joint_index, offset_range
+from ..models import SwinRPE
+from ..rpe import SumRPE, WindowGeometry, offsets
+from ..rpe.offsets import joint_index, offset_range
 from .layers import Layer, LayerInput, watch
 from .strips import name_axes, scale, strips
 from .style import COLOURS

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
-from ..models.backbones import SwinRPE
-from ..models.layers import SwinBlock, WindowAttention
-from ..models.layers.attention import Shared
+from ..models import SwinRPE
+from ..models import SwinBlock, WindowAttention
+from ..models.attention import Shared
 from ..windows import WindowLayout
 from .window_logits import WindowLogits, window_logits
 

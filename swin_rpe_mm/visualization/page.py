@@ -6,7 +6,7 @@ from html import escape
 from pathlib import Path
 from typing import NamedTuple
 
-from ..engine.checkpoint_files import WholeFileBackend
+from ..whole_files import WholeFileBackend
 
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; color: #222; background: #fff; max-width: 1400px; margin: 0 auto;

@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from torch import Tensor
 
-from ..models.backbones import SwinRPE
-from ..padding import attach_extents, get_extents
+from ..models import SwinRPE
+from ..mm.extents import attach_extents, get_extents
 from .layers import layers_of
 from .style import OF_STAGES, outline, pixel_axes
 

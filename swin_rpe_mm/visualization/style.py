@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from ..engine.checkpoint_files import WholeFileBackend
+from ..whole_files import WholeFileBackend
 
 # Okabe and Ito's, which differ for all kinds of colour vision
 COLOURS = dict(blue='#0072B2', orange='#E69F00', green='#009E73', red='#D55E00', purple='#CC79A7', sky='#56B4E9',

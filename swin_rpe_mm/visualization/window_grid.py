@@ -13,8 +13,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 from torch import Tensor
 
-from ..models.backbones import SwinRPE
-from ..padding import get_extents
+from ..models import SwinRPE
+from ..mm.extents import get_extents
 from ..windows import WindowLayout
 from .layers import Layer, LayerInput, layers_of, watch
 from .style import BATCH_PADDING, COLOURS, WINDOW_PADDING, outline, pixel_axes, show_picture

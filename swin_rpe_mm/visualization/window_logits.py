@@ -4,8 +4,8 @@ from typing import List, NamedTuple, Optional
 import torch
 from torch import Tensor, nn
 
-from ..models.layers.attention import Shared, WindowAttention
-from ..models.rpe import DynamicRPE, LogCPB, call_rpe
+from ..models.attention import Shared, WindowAttention
+from ..rpe import DynamicRPE, LogCPB, call_rpe
 from ..windows import WindowLayout
 
 

@@ -10,7 +10,7 @@ from oracles.swin_v2 import randomise_v2
 from swin_rpe_mm import InputError, SwinRPE
 from swin_rpe_mm.checkpoints import to_mm_layout
 from swin_rpe_mm.checkpoints.export import TARGETS, note_windows, to_layout
-from swin_rpe_mm.models.layers import DERIVED_BUFFERS
+from swin_rpe_mm.models import DERIVED_BUFFERS
 
 V2 = SMALL | dict(arch='v2-nano')
 ARCH = {name: SMALL[name] for name in ('embed_dims', 'depths', 'num_heads')}

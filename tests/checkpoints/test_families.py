@@ -10,7 +10,7 @@ from oracles.families import ALL, FAMILIES, Peer
 
 from swin_rpe_mm import InputError, SwinRPE
 from swin_rpe_mm.checkpoints import to_mm_layout, unwrap
-from swin_rpe_mm.models.rpe.interpolate import resize_table
+from swin_rpe_mm.rpe.interpolate import resize_table
 
 FORWARD = {1: 1e-5, 2: 1e-4}  # by version, in single precision
 TABLE = 'relative_position_bias_table'

@@ -13,7 +13,7 @@ from oracles.families import ARCH, FAMILIES, Peer
 
 from swin_rpe_mm import InputError, SwinRPE
 from swin_rpe_mm.checkpoints import find_prefix, to_mm_layout, unwrap
-from swin_rpe_mm.engine.checkpoint_files import read_safely
+from swin_rpe_mm.mm.checkpoint_files import read_safely
 
 NAMES = [pytest.param(name, marks=[pytest.mark.needs_ops] if name.startswith('mmdet') else []) for name in FAMILIES]
 

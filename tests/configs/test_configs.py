@@ -13,7 +13,7 @@ from mmengine.registry import MODELS, init_default_scope
 from mmengine.runner import Runner
 from torch import nn
 
-from swin_rpe_mm.engine.configs import task_of
+from swin_rpe_mm.mm.configs import task_of
 
 CONFIGS = Path(__file__).parents[2] / 'configs'
 FILES = sorted(path for path in CONFIGS.glob('*/*.py') if path.parent.name != '_base_')

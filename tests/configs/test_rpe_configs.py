@@ -12,9 +12,9 @@ from mmengine.structures import InstanceData, PixelData
 from torch import nn
 
 from swin_rpe_mm import SwinRPE
-from swin_rpe_mm.engine.configs import task_of
-from swin_rpe_mm.models.layers import SwinBlock
-from swin_rpe_mm.models.rpe import RelativePositionEncoding
+from swin_rpe_mm.mm.configs import task_of
+from swin_rpe_mm.models import SwinBlock
+from swin_rpe_mm.rpe import RelativePositionEncoding
 
 CONFIGS = Path(__file__).parents[2] / 'configs'
 RECIPES = [

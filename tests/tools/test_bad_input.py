@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from swin_rpe_mm.engine.cli import sentence_of
+from tools.lib.cli import sentence_of
 from swin_rpe_mm.errors import InputError
 
 

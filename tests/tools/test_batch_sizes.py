@@ -12,7 +12,7 @@ from mmengine.runner import Runner
 from mmengine.structures import InstanceData
 from tiny import load_tool
 
-from swin_rpe_mm.engine.batch_sizes import evaluate, take_mixed_sizes
+from tools.lib.batch_sizes import evaluate, take_mixed_sizes
 from swin_rpe_mm.errors import InputError
 
 METRICS = dict(detection=['box AP', 'mask AP'], segmentation=['mIoU'])

@@ -10,13 +10,13 @@ from tiny import load_tool
 from torch.utils.flop_counter import FlopCounterMode
 
 from swin_rpe_mm import get_extents
-from swin_rpe_mm.engine import peers
-from swin_rpe_mm.engine.benchmark import studies
-from swin_rpe_mm.engine.benchmark.cases import Case, Numbers
-from swin_rpe_mm.engine.benchmark.contestants import PEERS, SMALL, Architecture, Contestant, select_peers
-from swin_rpe_mm.engine.benchmark.memory import in_own_process, peak_of
-from swin_rpe_mm.engine.benchmark.timing import race
-from swin_rpe_mm.engine.benchmark.yardsticks import FLOOR, PRODUCTS, READY, Copy, Products, ideal_traffic, linear_shapes
+from tools.lib import peers
+from tools.lib.benchmark import studies
+from tools.lib.benchmark.cases import Case, Numbers
+from tools.lib.benchmark.contestants import PEERS, SMALL, Architecture, Contestant, select_peers
+from tools.lib.benchmark.memory import in_own_process, peak_of
+from tools.lib.benchmark.timing import race
+from tools.lib.benchmark.yardsticks import FLOOR, PRODUCTS, READY, Copy, Products, ideal_traffic, linear_shapes
 from swin_rpe_mm.errors import InputError
 
 FLOAT32 = Numbers('cpu', 'float32', False, False, 1)
@@ -316,6 +316,6 @@ def test_bad_options(run, args, sentence, capsys):
 
 
 def test_no_memory_of_a_process_without_linux(run, monkeypatch, tmp_path):
-    monkeypatch.setattr('swin_rpe_mm.engine.benchmark.memory._RESET', tmp_path / 'absent/clear_refs')
+    monkeypatch.setattr('tools.lib.benchmark.memory._RESET', tmp_path / 'absent/clear_refs')
     with pytest.raises(InputError, match='measuring memory on the CPU needs Linux'):
         run('--memory')

@@ -11,7 +11,7 @@ import cv2
 import pytest
 from tiny import REPO
 
-from swin_rpe_mm.engine.configs import has_ops
+from swin_rpe_mm.mm.configs import has_ops
 
 pytestmark = pytest.mark.slow
 DETECTION, SEGMENTATION = 'mask-rcnn_swin-rpe-nano_fpn_shapes', 'upernet_swin-rpe-nano_shapes'

@@ -8,7 +8,7 @@ from mmengine.optim import build_optim_wrapper
 from tiny import REPO, load_tool
 
 from swin_rpe_mm import InputError, SwinRPE
-from swin_rpe_mm.models.rpe import RelativePositionEncoding
+from swin_rpe_mm.rpe import RelativePositionEncoding
 from swin_rpe_mm.registry import MODELS
 
 PAGE = REPO / 'docs/encodings.md'

@@ -12,7 +12,7 @@ from tiny import load_tool
 
 from swin_rpe_mm import SwinRPE
 from swin_rpe_mm.errors import InputError
-from swin_rpe_mm.visualization.inputs import build_subject, samples_of_data
+from tools.lib.inputs import build_subject, samples_of_data
 
 FIGURES = ('bias', 'attention', 'windows', 'distance', 'receptive_field')
 

@@ -15,7 +15,7 @@ from oracles.compare import forward_error, record
 from torch.utils.data import DataLoader
 
 from swin_rpe_mm import InputError
-from swin_rpe_mm.engine.checkpoint_files import read_safely
+from swin_rpe_mm.mm.checkpoint_files import read_safely
 
 OURS = dict(type='swin_rpe_mm.SwinRPE', mask_padding=False)
 SMALL = dict(embed_dims=16, depths=[2, 2, 2, 2], num_heads=[1, 2, 2, 4], drop_path_rate=0., init_cfg=None)

@@ -5,7 +5,7 @@ from oracles.attention import coordinates, visible
 from oracles.compare import assert_forward
 from watched import image, inputs_of, projected, tiny
 
-from swin_rpe_mm.models.rpe import WindowGeometry
+from swin_rpe_mm.rpe import WindowGeometry
 from swin_rpe_mm.visualization.bias_maps import EXACT, KINDS, NONE, PAIRS, PLACES, bias_map, draw_bias
 from swin_rpe_mm.visualization.layers import layers_of, pick_heads
 

@@ -3,8 +3,8 @@ import pytest
 import torch
 
 from swin_rpe_mm import SwinRPE, attach_extents
-from swin_rpe_mm.models.layers import WindowAttention, attention
-from swin_rpe_mm.models.layers.backends import attention_weights, eager
+from swin_rpe_mm.models import WindowAttention, attention
+from swin_rpe_mm.executors.backends import attention_weights, eager
 from swin_rpe_mm.visualization.window_logits import spread_windows, window_logits
 from swin_rpe_mm.windows import WindowLayout, all_keys
 

@@ -23,11 +23,11 @@ from tqdm import tqdm
 
 from swin_rpe_mm import make_padding_invariant
 from swin_rpe_mm.checkpoints.files import TRUST_HELP
-from swin_rpe_mm.engine.batch_sizes import evaluate, take_mixed_sizes
-from swin_rpe_mm.engine.checkpoint_files import WholeFileBackend
-from swin_rpe_mm.engine.cli import run_tool
-from swin_rpe_mm.engine.configs import load_config, require
-from swin_rpe_mm.engine.runs import prepare_run
+from tools.lib.batch_sizes import evaluate, take_mixed_sizes
+from swin_rpe_mm.whole_files import WholeFileBackend
+from tools.lib.cli import run_tool
+from swin_rpe_mm.mm.configs import load_config, require
+from tools.lib.runs import prepare_run
 from swin_rpe_mm.errors import InputError
 
 SECONDS = 'seconds per image'

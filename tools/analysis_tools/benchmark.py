@@ -22,16 +22,16 @@ from mmengine.config import Config, DictAction
 from tqdm import tqdm
 
 from swin_rpe_mm import SwinRPE
-from swin_rpe_mm.engine.benchmark import report, studies
-from swin_rpe_mm.engine.benchmark.cases import DTYPES, PATCH, Case, Numbers, read_sizes
-from swin_rpe_mm.engine.benchmark.contestants import PEERS, Architecture, Contestant, select_peers
-from swin_rpe_mm.engine.benchmark.machine import describe
-from swin_rpe_mm.engine.benchmark.memory import check_memory, in_own_process, peak_bytes
-from swin_rpe_mm.engine.benchmark.timing import median_ratio, race
-from swin_rpe_mm.engine.benchmark.yardsticks import yardsticks
-from swin_rpe_mm.engine.checkpoint_files import WholeFileBackend
-from swin_rpe_mm.engine.cli import run_tool
-from swin_rpe_mm.engine.configs import load_config, require, type_name
+from tools.lib.benchmark import report, studies
+from tools.lib.benchmark.cases import DTYPES, PATCH, Case, Numbers, read_sizes
+from tools.lib.benchmark.contestants import PEERS, Architecture, Contestant, select_peers
+from tools.lib.benchmark.machine import describe
+from tools.lib.benchmark.memory import check_memory, in_own_process, peak_bytes
+from tools.lib.benchmark.timing import median_ratio, race
+from tools.lib.benchmark.yardsticks import yardsticks
+from swin_rpe_mm.whole_files import WholeFileBackend
+from tools.lib.cli import run_tool
+from swin_rpe_mm.mm.configs import load_config, require, type_name
 from swin_rpe_mm.errors import InputError
 
 OURS = 'SwinRPE'

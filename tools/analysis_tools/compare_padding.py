@@ -28,9 +28,9 @@ from rich.progress import track
 from torch import Tensor, nn
 
 from swin_rpe_mm import SwinRPE, attach_extents, get_extents
-from swin_rpe_mm.engine.checkpoint_files import check_checkpoint, read_safely
-from swin_rpe_mm.engine.cli import run_tool
-from swin_rpe_mm.engine.configs import check_ops, find_data, load_config, require, task_of, without_sync_bn
+from swin_rpe_mm.mm.checkpoint_files import check_checkpoint, read_safely
+from tools.lib.cli import run_tool
+from swin_rpe_mm.mm.configs import check_ops, find_data, load_config, require, task_of, without_sync_bn
 from swin_rpe_mm.errors import InputError
 
 _FLOOR, _CEILING = 1e-7, 1.0  # relative differences that the colours span; float32 rounds near the lower end

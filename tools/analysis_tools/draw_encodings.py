@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from swin_rpe_mm import SwinRPE
-from swin_rpe_mm.engine.cli import run_tool
+from tools.lib.cli import run_tool
 from swin_rpe_mm.errors import InputError
-from swin_rpe_mm.models.rpe import TableRPE, WindowGeometry, build_rpe, coordinates, offsets
-from swin_rpe_mm.models.rpe.buckets import piecewise, sign_log, t5
-from swin_rpe_mm.models.rpe.interpolate import MODES, resize_table
+from swin_rpe_mm.rpe import TableRPE, WindowGeometry, build_rpe, coordinates, offsets
+from swin_rpe_mm.rpe.buckets import piecewise, sign_log, t5
+from swin_rpe_mm.rpe.interpolate import MODES, resize_table
 from swin_rpe_mm.visualization.bias_maps import draw_around_query
 
 _HEADS, _CHANNELS = 4, 32

@@ -13,9 +13,9 @@ from fnmatch import fnmatch
 from io import BytesIO
 from pathlib import Path
 
-from swin_rpe_mm.engine.checkpoint_files import WholeFileBackend
-from swin_rpe_mm.engine.cli import run_tool
-from swin_rpe_mm.engine.run_logs import RunLog, Series, read_log
+from swin_rpe_mm.whole_files import WholeFileBackend
+from tools.lib.cli import run_tool
+from tools.lib.run_logs import RunLog, Series, read_log
 from swin_rpe_mm.errors import InputError
 from swin_rpe_mm.visualization.curves import Curve, Panel, draw_curves, layer_of, look_of
 

@@ -30,12 +30,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from swin_rpe_mm import __version__
-from swin_rpe_mm.engine.cli import run_tool, sentence_of
-from swin_rpe_mm.engine.configs import load_config
+from tools.lib.cli import run_tool, sentence_of
+from swin_rpe_mm.mm.configs import load_config
 from swin_rpe_mm.errors import InputError
-from swin_rpe_mm.models.backbones.arguments import ARCHS
-from swin_rpe_mm.swap import Swap, SwapRefused, swap_backbone
-from swin_rpe_mm.swap.check import CheckFailed, build, check, of_package, prepare
+from swin_rpe_mm.models.arguments import ARCHS
+from swin_rpe_mm.mm.swap import Swap, SwapRefused, swap_backbone
+from swin_rpe_mm.mm.swap.check import CheckFailed, build, check, of_package, prepare
 
 LIBRARIES = ('mmdet', 'mmseg')
 STEPS = ('one-per-folder', 'none', 'all')
@@ -234,7 +234,7 @@ def in_processes(attempt: str, sources: Iterable[Source], args: Namespace) -> It
     They are forked from a process that has imported everything, so that each takes but a moment to start.
     """
     context = get_context('forkserver')
-    context.set_forkserver_preload(['mmdet.models', 'mmseg.models', 'swin_rpe_mm.swap.check'])
+    context.set_forkserver_preload(['mmdet.models', 'mmseg.models', 'swin_rpe_mm.mm.swap.check'])
     running, waiting = {}, iter(sources)
     first = context.Process(target=int)  # waits for the imports, which count for no attempt
     first.start()

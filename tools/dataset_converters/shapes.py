@@ -26,7 +26,7 @@ import cv2
 import numpy as np
 from tqdm import tqdm
 
-from swin_rpe_mm.engine.cli import run_tool
+from tools.lib.cli import run_tool
 from swin_rpe_mm.errors import InputError
 
 SHAPES = ('circle', 'square', 'triangle', 'star')

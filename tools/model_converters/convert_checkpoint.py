@@ -17,8 +17,8 @@ import torch
 from swin_rpe_mm.checkpoints import read_checkpoint, to_mm_layout, unwrap
 from swin_rpe_mm.checkpoints.export import TARGETS, note_windows, to_layout
 from swin_rpe_mm.checkpoints.files import TRUST_HELP
-from swin_rpe_mm.engine.checkpoint_files import WholeFileBackend
-from swin_rpe_mm.engine.cli import run_tool
+from swin_rpe_mm.whole_files import WholeFileBackend
+from tools.lib.cli import run_tool
 from swin_rpe_mm.errors import InputError
 
 

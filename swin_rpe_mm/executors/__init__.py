@@ -1,0 +1,1 @@
+"""What computes the plain model's numbers faster."""

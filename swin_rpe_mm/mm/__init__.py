@@ -1,0 +1,1 @@
+"""The only room that knows MMDetection and MMSegmentation: what joins the backbone to their models and configs."""

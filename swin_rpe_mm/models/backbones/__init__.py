@@ -1,3 +1,0 @@
-from .swin_rpe import SwinRPE
-
-__all__ = ['SwinRPE']

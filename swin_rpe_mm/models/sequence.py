@@ -1,0 +1,82 @@
+"""Attention over long sequences, block by block."""
+from typing import Optional, Sequence
+
+from mmengine.model import BaseModule
+from torch import Tensor
+
+from ..errors import InputError
+from ..windows import WindowLayout
+from .attention import WindowAttention
+
+_BLOCK_RPE = dict(type='BlockRPE')
+
+
+class BlockLocalAttention(BaseModule):
+    """A sequence is cut into blocks; a token sees its own block and those beside it.
+
+    It is windowed attention over a map of one row: a block is a window, and the blocks beside it are its halo. Cost and
+    memory grow with the length, not with its square. With an encoding that knows every offset, such as ``BlockRPE``,
+    sequences may be longer than those it was trained with.
+
+    Args:
+        embed_dims (int): Channels.
+        num_heads (int): Attention heads.
+        block_size (int): Tokens per block.
+        neighbours (int): How many blocks on each side a token sees besides its own.
+        rpe (dict | list[dict], optional): Config of the relative position encoding.
+        **attention: Further arguments of :class:`~.attention.WindowAttention`.
+
+    Raises:
+        InputError: If a number is not positive, or ``neighbours`` negative.
+    """
+
+    def __init__(self,
+                 embed_dims: int,
+                 num_heads: int,
+                 block_size: int,
+                 neighbours: int = 1,
+                 rpe: Optional[dict] = _BLOCK_RPE,
+                 **attention):
+        super().__init__()
+        if not isinstance(neighbours, int) or neighbours < 0:
+            raise InputError(f'neighbours must be a whole number from 0, got {neighbours!r}')
+        if num_heads < 1 or embed_dims % num_heads:
+            raise InputError(f'num_heads={num_heads} does not divide the {embed_dims} channels')
+        self.neighbours = neighbours
+        self.block_size = _positive(block_size)
+        self.attn = WindowAttention(embed_dims, num_heads, (block_size, ), rpe, halo=(neighbours * block_size, ),
+                                    **attention)
+
+    def forward(self, x: Tensor, lengths: Optional[Sequence[int]] = None) -> Tensor:
+        """
+        Args:
+            x (Tensor): Sequences ``(B, L, C)``, each filled up to L behind its end with anything.
+            lengths (Sequence[int], optional): Tokens of each sequence, from 1 to L. None means L.
+
+        Returns:
+            Tensor: ``(B, L, C)``, zero behind the end of each sequence.
+
+        Raises:
+            InputError: If ``lengths`` does not fit ``x``.
+        """
+        batch, length, _ = x.shape
+        lengths = [length] * batch if lengths is None else [int(entry) for entry in lengths]
+        if len(lengths) != batch or not all(1 <= entry <= length for entry in lengths):
+            raise InputError(f'lengths must be {batch} numbers from 1 to {length}, got {lengths}')
+        layout = WindowLayout.build((1, length), (1, self.block_size), extents=[(1, entry) for entry in lengths],
+                                    halo=(0, self.neighbours * self.block_size), device=x.device)
+        move = layout.pack
+        return move.inverse(self.attn(move(x.flatten(0, 1)), layout, mask_padding=True)).view_as(x)
+
+    def set_block_size(self, block_size: int, mode: str = 'bicubic') -> None:
+        """Change the block, see :meth:`swin_rpe_mm.SwinRPE.set_window_size`."""
+        window, halo = (_positive(block_size), ), (self.neighbours * block_size, )
+        self.attn.check_window(window, halo, mode)
+        self.attn.set_window(window, halo, mode)
+        self.block_size = block_size
+
+
+def _positive(block_size: int) -> int:
+    if not isinstance(block_size, int) or block_size < 1:
+        raise InputError(f'block_size must be a whole number from 1, got {block_size!r}')
+    return block_size

@@ -1,0 +1,173 @@
+"""What every relative position encoding is."""
+from typing import Dict, List, Optional, Tuple
+
+import torch
+from mmengine.model import BaseModule
+from torch import Tensor
+
+from ..errors import InputError
+from .interpolate import check_mode, resize_table, source_sides
+from .offsets import WindowGeometry, offset_range
+from .reshaping import note_loaded, note_reshaped, reshape_parameter
+
+Window = Tuple[int, ...]
+
+
+class RelativePositionEncoding(BaseModule):
+    """Base of all encodings: changes queries and keys, returns a bias for their logits, or both.
+
+    A subclass has ``forward``, owns its parameters, and draws them in ``init_weights``. Parameters sit under ``.rpe.``
+    in the backbone, so that ``custom_keys={'.rpe.': dict(decay_mult=0.)}`` takes them out of weight decay; tables of
+    biases also carry Swin's name ``relative_position_bias_table``, which the usual configs exempt.
+
+    Tables whose rows are offsets depend on the window. :meth:`offset_tables` names them, and what is here reads them
+    for another window: on :meth:`resample`, and when a state dict of another window is loaded.
+
+    Args:
+        num_heads (int): Attention heads.
+        window_size (tuple[int, ...]): Query window in tokens per axis.
+        key_size (tuple[int, ...], optional): Key window, around the same centre. None means the query window.
+        head_dim (int, optional): Channels of a head; encodings that look at queries or keys need it.
+        resize_mode (str): How tables of another window are read when a state dict is loaded, see
+            :func:`~swin_rpe_mm.rpe.interpolate.resize_table`.
+
+    Attributes:
+        uses_region (bool): Whether ``forward`` takes ``region``, ``(T, Nq)``: slots of a window see each other if and
+            only if their regions are equal.
+        rotates (bool): Whether queries and keys are changed.
+        adds_values (bool): Whether there is a method ``values(weights, geometry)``, whose result ``(T, heads, Nq, d)``
+            is added to the output; ``weights`` ``(T, heads, Nq, Nk)`` are those of attention.
+        fixed_bias (bool): Whether all that ``forward`` gives is a bias ``(heads, Nq, Nk)`` that does not depend on
+            queries and keys. It is then called with None for both, once for all windows of a map.
+    """
+    uses_region = False
+    rotates = False
+    adds_values = False
+    fixed_bias = False
+
+    def __init__(self,
+                 num_heads: int,
+                 window_size: Window,
+                 key_size: Optional[Window] = None,
+                 head_dim: Optional[int] = None,
+                 resize_mode: str = 'bicubic'):
+        super().__init__()
+        check_mode('resize_mode', resize_mode)
+        if not isinstance(num_heads, int) or num_heads < 1:
+            raise InputError(f'num_heads must be a whole number from 1, got {num_heads!r}')
+        if head_dim is not None and (type(head_dim) is not int or head_dim < 1):
+            raise InputError(f'head_dim must be None or a whole number from 1, got {head_dim!r}')
+        self.num_heads = num_heads
+        self.window_size = _checked('window_size', window_size)
+        self.key_size = _checked('key_size', window_size if key_size is None else key_size, len(self.window_size))
+        self.head_dim = head_dim
+        self.resize_mode = resize_mode
+        self._register_state_dict_hook(_note_sides)
+        self._register_load_state_dict_pre_hook(_resize_on_load, with_module=True)
+
+    @property
+    def geometry(self) -> WindowGeometry:
+        """The windows that this encoding is made for."""
+        return WindowGeometry.centred(self.window_size, self.key_size)
+
+    @property
+    def sides(self) -> Window:
+        """How many offsets there are along each axis, ``wq + wk - 1``."""
+        return tuple(high - low + 1 for low, high in offset_range(self.geometry))
+
+    def forward(self, q: Tensor, k: Tensor, geometry: WindowGeometry) -> Tuple[Tensor, Tensor, Optional[Tensor]]:
+        """
+        Args:
+            q (Tensor): Scaled queries ``(T, heads, Nq, d)``.
+            k (Tensor): Keys ``(T, heads, Nk, d)``.
+            geometry (WindowGeometry): Where they lie.
+
+        Returns:
+            tuple: q, k, and the bias, None, ``(heads, Nq, Nk)`` or ``(T, heads, Nq, Nk)``, in float32 or wider.
+        """
+        raise NotImplementedError
+
+    def offset_tables(self) -> Dict[str, Tuple[int, ...]]:
+        """Parameters with a row per offset, by name, and the axes whose offsets their rows run over."""
+        return {}
+
+    def resample(self, window: Window, mode: str = 'bicubic', key_size: Optional[Window] = None) -> None:
+        """Change the window and keep the function as ``mode`` says; parameter objects stay the same.
+
+        Args:
+            window (tuple[int, ...]): The new query window.
+            mode (str): See :func:`~swin_rpe_mm.rpe.interpolate.resize_table`.
+            key_size (tuple[int, ...], optional): The new key window. None keeps the halo.
+
+        Raises:
+            InputError: If the window or the mode is none, or the mode cannot make that change; nothing is changed then.
+        """
+        for parameter, value in self.resampled(window, mode, key_size):
+            reshape_parameter(parameter, value)
+        for part in self._parts():
+            part.key_size = part._new_key_size(window, key_size)
+            part.window_size = tuple(window)
+
+    @torch.inference_mode(False)  # what is made there could not be trained afterwards
+    @torch.no_grad()
+    def resampled(self, window: Window, mode: str = 'bicubic',
+                  key_size: Optional[Window] = None) -> List[Tuple[Tensor, Tensor]]:
+        """What :meth:`resample` would do: parameters and their new values. Changes nothing."""
+        check_mode('mode', mode)
+        window = _checked('window', window, len(self.window_size))
+        changes = []
+        for part in self._parts():
+            new = WindowGeometry.centred(window, part._new_key_size(window, key_size))
+            new_sides = tuple(high - low + 1 for low, high in offset_range(new))
+            for name, axes in part.offset_tables().items():
+                parameter = part.get_parameter(name)
+                old, wanted = ([sides[axis] for axis in axes] for sides in (part.sides, new_sides))
+                if old != wanted:
+                    changes.append((parameter, _resize(parameter.data, old, wanted, mode)))
+        return changes
+
+    def _parts(self) -> List['RelativePositionEncoding']:
+        """This encoding and those inside of it."""
+        return [module for module in self.modules() if isinstance(module, RelativePositionEncoding)]
+
+    def _new_key_size(self, window: Window, key_size: Optional[Window]) -> Window:
+        if key_size is None:
+            key_size = tuple(new + wk - wq for new, wq, wk in zip(window, self.window_size, self.key_size))
+        return _checked('key_size', key_size, len(window))
+
+
+def _checked(name: str, window: Window, axes: Optional[int] = None) -> Window:
+    sides = tuple(window) if isinstance(window, (tuple, list)) else ()
+    if not sides or len(sides) != (axes or len(sides)) or not all(type(side) is int and side >= 1 for side in sides):
+        number = '' if axes is None else f'{axes} '
+        raise InputError(f'{name} must be a tuple of {number}positive whole numbers, one per axis, got {window!r}')
+    return sides
+
+
+def _resize(table: Tensor, old: List[int], new: List[int], mode: str) -> Tensor:
+    return resize_table(table.flatten(1), tuple(old), tuple(new), mode).unflatten(1, table.shape[1:])
+
+
+def _note_sides(module: RelativePositionEncoding, state_dict: Dict[str, Tensor], prefix: str, metadata: dict) -> None:
+    if module.offset_tables():
+        metadata['offset_sides'] = module.sides
+
+
+def _resize_on_load(module: RelativePositionEncoding, state_dict: Dict[str, Tensor], prefix: str, metadata: dict,
+                    *_) -> None:
+    index = state_dict.pop(f'{prefix}relative_position_index', None)
+    for name, axes in module.offset_tables().items():
+        table = state_dict.get(prefix + name)
+        if table is None:
+            continue
+        new = [module.sides[axis] for axis in axes]
+        noted = metadata.get('offset_sides')
+        if noted is not None and len(noted) == len(module.sides):
+            old = [noted[axis] for axis in axes]
+        else:
+            old = list(source_sides(len(table), index, tuple(new), prefix + name))
+        if old == new:
+            note_loaded(module.get_parameter(name))
+        else:
+            state_dict[prefix + name] = _resize(table, old, new, module.resize_mode)
+            note_reshaped(module.get_parameter(name))  # an optimizer's averages in the file are of the old window too

@@ -1,0 +1,72 @@
+"""Swin's relative position bias: one learned number per offset and head."""
+from typing import Dict, Tuple
+
+import torch
+import torch.nn.functional as F
+from mmengine.model.weight_init import trunc_normal_
+from torch import Tensor, nn
+
+from ..errors import InputError
+from ..index_cache import index_cache
+from ..registry import MODELS
+from .base import RelativePositionEncoding
+from .offsets import Device, WindowGeometry, joint_index, offset_range, offsets
+from .precision import widened
+
+
+@MODELS.register_module()
+class TableRPE(RelativePositionEncoding):
+    """A table ``T`` with a row per offset: the bias of query i and key j is ``T[offset(i, j)]``.
+
+    Swin Transformer, arXiv 2103.14030, equation 4: with a window ``(wh, ww)`` the offset ``(dh, dw)`` has the row
+    ``(dh + wh - 1) * (2 * ww - 1) + dw + ww - 1``. Where keys come from a window of another size, an axis has
+    ``wq + wk - 1`` offsets. A window smaller than the table's reads the rows of its own offsets.
+
+    Args:
+        **window: Arguments of :class:`~.base.RelativePositionEncoding`.
+    """
+    fixed_bias = True
+
+    def __init__(self, **window):
+        super().__init__(**window)
+        rows = torch.Size(self.sides).numel()
+        self.relative_position_bias_table = nn.Parameter(torch.zeros(rows, self.num_heads))
+        self.init_weights()
+
+    def init_weights(self) -> None:
+        trunc_normal_(self.relative_position_bias_table, std=0.02)
+
+    def offset_tables(self) -> Dict[str, Tuple[int, ...]]:
+        return {'relative_position_bias_table': tuple(range(len(self.window_size)))}
+
+    def forward(self, q: Tensor, k: Tensor, geometry: WindowGeometry) -> Tuple[Tensor, Tensor, Tensor]:
+        """See :meth:`~.base.RelativePositionEncoding.forward`; the bias is ``(heads, Nq, Nk)``.
+
+        Raises:
+            InputError: If the geometry has offsets that the table has no row for.
+        """
+        table = self.relative_position_bias_table
+        return q, k, lookup(table, offset_rows(geometry, self.geometry, table.device))
+
+
+def lookup(table: Tensor, rows: Tensor) -> Tensor:
+    """Rows ``(Nq, Nk)`` of a table ``(R, heads)`` as a bias ``(heads, Nq, Nk)``, in float32 or wider."""
+    # embedding's gradient sums duplicates much faster than that of indexing
+    return F.embedding(rows.flatten(), widened(table)).T.unflatten(1, rows.shape)
+
+
+@index_cache(64)
+def offset_rows(geometry: WindowGeometry, table: WindowGeometry, device: Device = 'cpu') -> Tensor:
+    """Row of each pair's offset in a table over all offsets of the windows ``table``, ``(Nq, Nk)`` long.
+
+    Raises:
+        InputError: If an offset lies outside.
+    """
+    have, need = offset_range(table), offset_range(geometry)
+    if len(have) != len(need) or any(n[0] < h[0] or n[1] > h[1] for h, n in zip(have, need)):
+        raise InputError(f'this table holds the offsets {have} of queries {table.query_size} and keys '
+                         f'{table.key_size}, not {need} of {geometry.query_size} and {geometry.key_size}; resample() '
+                         'changes the window')
+    first = torch.tensor([low for low, _ in have], device=device)
+    sides = tuple(high - low + 1 for low, high in have)
+    return joint_index(offsets(geometry, device) - first[:, None, None], sides)
