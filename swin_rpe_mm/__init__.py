@@ -2,7 +2,7 @@
 from importlib import import_module
 
 from .errors import InputError
-from .models import SwinRPE
+from .mm.backbone import SwinRPE
 from .mm.extents import attach_extents, get_extents
 from .mm.per_image import make_padding_invariant
 from .version import __version__

@@ -1,6 +1,4 @@
 """Our weights in the layout of mmdet, mmpretrain or timm, so that those load them strictly: the inverse of ``layouts``.
-
-The package does not import it: it needs the models, which need the package.
 """
 import re
 from collections.abc import Mapping
@@ -12,6 +10,7 @@ from torch import Tensor
 from ..errors import InputError
 from ..rpe.interpolate import source_sides
 from .layouts.names import renamed, stages
+from .paths import to_mm_names
 
 TARGETS = ('mmdet', 'mmpretrain', 'timm')
 
@@ -59,6 +58,7 @@ def to_layout(state_dict: Mapping, target: str) -> Tuple[Dict[str, Tensor], List
     if target not in TARGETS:
         raise InputError(f'the layout to convert to must be one of {", ".join(TARGETS)}, got {target!r}')
     noted = getattr(state_dict, '_metadata', {})
+    state_dict = to_mm_names(state_dict, noted)
     weights = {key: value for key, value in state_dict.items() if not key.endswith((_INDEX, _COORDS))}
     version_2 = any(key.endswith('.logit_scale') for key in weights)
     if version_2 and target == 'mmdet':

@@ -1,38 +1,24 @@
-"""Swin's block, and a stage of blocks."""
-import functools
-from typing import Callable, Optional, Sequence, Tuple
+"""Swin's block: norm, attention in windows, residual; norm, MLP, residual (arXiv 2103.14030, equation 3)."""
+import math
+from typing import Callable, Optional, Tuple
 
 import torch
-import torch.utils.checkpoint as cp
-from mmcv.cnn import build_norm_layer
-from mmcv.cnn.bricks.transformer import FFN
-from mmengine.model import BaseModule, ModuleList
+import torch.nn.functional as F
+from mmcv.cnn import build_activation_layer, build_norm_layer
+from mmengine.model import BaseModule
 from torch import Tensor, nn
 
-from ..windows import WindowLayout, cut_into_parts
-from .attention import TOKENS_AT_ONCE, Beyond, ShiftedWindowAttention, windows_at_once
-from ..executors.block_by_parts import Setting, run_block
-from ..executors.linear import by_rows, can_recompute, has_hooks, is_plain, prepared
-from .patch import PatchMerging
-from ..executors.products import suits_onednn
+from ..errors import InputError
+from ..rpe import RelativePositionEncoding, RPEConfig, build_rpe
+from ..rpe.interpolate import check_mode
+from ..rpe.replacing import Replaced
+from ..windows import WindowGeometry, WindowLayout
 
-
-def draw_images(like: Tensor, batch_size: int, rate: float) -> Optional[Tensor]:
-    """Drop path: a factor for each image of a residual branch, 0 with probability ``rate`` and else ``1 / (1 - rate)``.
-
-    Args:
-        like (Tensor): Gives dtype and device.
-        batch_size (int): Number of images.
-        rate (float): Probability in [0, 1).
-
-    Returns:
-        Tensor: ``(batch_size, )``, or None where all would be 1.
-    """
-    return like.new_empty(batch_size).bernoulli_(1 - rate).div_(1 - rate) if rate else None
+Window = Tuple[int, ...]
 
 
 class SwinBlock(BaseModule):
-    """Norm, window attention, residual; norm, MLP, residual. SwinV2 (arXiv 2111.09883) norms after each branch.
+    """``x + attention(norm(x))``, then ``x + MLP(norm(x))``. SwinV2 (arXiv 2111.09883) norms after each branch.
 
     Args:
         embed_dims (int): Channels.
@@ -42,8 +28,7 @@ class SwinBlock(BaseModule):
         drop_path_rate (float): Probability of dropping each residual branch of an image.
         act_cfg (dict): Activation of the MLP.
         norm_cfg (dict): Norms.
-        with_cp (bool): Recompute the block in the backward pass to save memory.
-        **attention: Arguments of :class:`~.attention.WindowAttention`.
+        **attention: Arguments of :class:`WindowAttention`.
     """
 
     def __init__(self,
@@ -54,168 +39,292 @@ class SwinBlock(BaseModule):
                  drop_path_rate: float = 0.,
                  act_cfg: Optional[dict] = None,
                  norm_cfg: Optional[dict] = None,
-                 with_cp: bool = False,
                  **attention):
         super().__init__()
-        self.with_cp = with_cp
+        norm_cfg = norm_cfg or dict(type='LN')
         self.norm_after = norm_after
         self.drop_path_rate = drop_path_rate
         self.norm1 = build_norm_layer(norm_cfg, embed_dims)[1]
         self.attn = ShiftedWindowAttention(embed_dims=embed_dims, proj_drop_rate=drop_rate, **attention)
         self.norm2 = build_norm_layer(norm_cfg, embed_dims)[1]
-        self.ffn = FFN(embed_dims, feedforward_channels, act_cfg=act_cfg, ffn_drop=drop_rate, add_identity=False)
+        self.ffn = FFN(embed_dims, feedforward_channels, drop_rate, act_cfg)
 
-    def forward(self, x: Tensor, layout: WindowLayout, mask_padding: bool, buffers: Optional[dict] = None) -> Tensor:
-        """Packed tokens ``(K, C)`` to ``(K, C)``, attending in the windows of ``layout``. What a block needs on its way
-        without gradients and the next block may use again stays in ``buffers``."""
+    def forward(self, x: Tensor, layout: WindowLayout) -> Tensor:
+        """
+        Args:
+            x (Tensor): Tokens ``(B, L, C)``, row by row.
+            layout (WindowLayout): The windows to attend in.
+
+        Returns:
+            Tensor: ``(B, L, C)``.
+        """
         rate = self.drop_path_rate if self.training else 0.
-        kept = [draw_images(x, layout.batch_size, rate) for _ in range(2)]
-        needs_gradient = x.requires_grad or any(parameter.requires_grad for parameter in self.parameters())
-        with torch.set_grad_enabled(torch.is_grad_enabled() and needs_gradient):
-            run = self._train if self._trains_by_parts(x) else functools.partial(self._run, buffers=buffers)
-            if self.with_cp and torch.is_grad_enabled() and x.requires_grad:
-                return cp.checkpoint(run, x, layout, mask_padding, kept, use_reentrant=False)
-            return run(x, layout, mask_padding, kept)
-
-    def _trains_by_parts(self, x: Tensor) -> bool:
-        """Whether there are gradients, and :func:`~.block_by_parts.run_block` computes what this block does."""
-        attention = self.attn.w_msa
-        (first, activation, hidden_drop), second, drop = self.ffn.layers
-        dropouts = any(module.training and module.p for module in (hidden_drop, drop, attention.proj_drop))
-        return (torch.is_grad_enabled() and suits_onednn(x) and not torch.compiler.is_compiling()
-                and attention.is_plain and not self.norm_after and not dropouts
-                and all(map(is_plain, (attention.qkv, attention.proj, first, second)))
-                and all(map(can_recompute, (self.norm1, self.norm2, activation)))
-                and not has_hooks(self.attn) and not has_hooks(attention))
-
-    def _train(self, x: Tensor, layout: WindowLayout, mask_padding: bool, kept: Sequence[Optional[Tensor]]) -> Tensor:
-        attention, (first, *_), second = self.attn.w_msa, *self.ffn.layers[:2]
-        parts, rows = cut_into_parts(layout, windows_at_once(layout, x.shape[1], trained=True))
-        setting = Setting(attention.num_heads, attention.scale, (self.norm1.eps, self.norm2.eps), mask_padding, rows)
-        layers = (self.norm1, attention.qkv, attention.proj, self.norm2, first, second)
-        return run_block(x, parts, setting, attention.fixed_bias(), kept,
-                         [parameter for layer in layers for parameter in (layer.weight, layer.bias)])
-
-    def _run(self, x: Tensor, layout: WindowLayout, mask_padding: bool, kept: Sequence[Optional[Tensor]],
-             buffers: Optional[dict] = None) -> Tensor:
-        attention = self.attn.w_msa
-        in_cache = x.device.type == 'cpu' and not torch.is_grad_enabled()
-        parts, tokens = (), TOKENS_AT_ONCE if in_cache else 0
-        at_once = windows_at_once(layout, x.shape[1])
-        if in_cache and not attention.pooled_neighbours:
-            parts, tokens = cut_into_parts(layout, at_once)
-        in_parts, has_halo = len(parts) > 1, attention.has_halo
-        before = (None, None) if self.norm_after else (self.norm1, self.norm2)
-        after = (self.norm1, self.norm2) if self.norm_after else (nn.Identity(), nn.Identity())
-        shared = attention.shared(before[0], tokens, queries_only=in_parts and has_halo)
-        mlp = self._mlp(before[1], tokens)
-        if tokens and attention.pooled_neighbours:
-            mlp = by_rows(mlp, tokens)
-
-        def scaled(branch: Tensor, keep: Optional[Tensor], images: Tensor) -> Tensor:
-            return branch if keep is None else branch * keep[images, None]
-
-        def run(x: Tensor, layout: WindowLayout, beyond: Optional[Beyond] = None) -> Tensor:
-            images = layout.image_of_token
-            x = x + scaled(after[0](self.attn(x, layout, mask_padding, shared, beyond)), kept[0], images)
-            return x + scaled(after[1](mlp(x)), kept[1], images)
-
-        if not in_parts:
-            return run(x, layout)
-        around = [None] * len(parts)
-        if has_halo:
-            # the largest tensor of all: to have its memory mapped anew for each block would take longer than filling it
-            buffers = {} if buffers is None else buffers
-            buffers['kv'] = attention.keys_and_values(x, before[0], tokens, buffers.get('kv'))
-            groups, biases = attention.key_groups_of_parts(layout, at_once), {}
-            around = [Beyond(buffers['kv'], own, biases) for own in groups]
-        out = torch.empty_like(x)
-        for part, beyond in zip(parts, around):
-            out.index_copy_(0, part.tokens, run(x.index_select(0, part.tokens), part.layout, beyond))
-        return out
-
-    def _mlp(self, norm: Optional[nn.Module], tokens: int) -> Callable[[Tensor], Tensor]:
-        (first, activation, hidden_drop), second, drop = self.ffn.layers
-        if hidden_drop.p and hidden_drop.training:
-            activation = nn.Sequential(activation, hidden_drop)
-        first, second = prepared(first, norm, tokens), prepared(second, activation, tokens)
-        return lambda x: drop(second(first(x)))
+        if self.norm_after:
+            x = x + drop_path(self.norm1(self.attn(x, layout)), rate)
+            return x + drop_path(self.norm2(self.ffn(x)), rate)
+        x = x + drop_path(self.attn(self.norm1(x), layout), rate)
+        return x + drop_path(self.ffn(self.norm2(x)), rate)
 
 
-class SwinStage(BaseModule):
-    """Blocks on regular and shifted windows in turn, then patch merging.
+def drop_path(branch: Tensor, rate: float) -> Tensor:
+    """Drop whole images of a residual branch ``(B, L, C)`` with a probability; the others grow by as much."""
+    if not rate:
+        return branch
+    return branch * branch.new_empty(len(branch), 1, 1).bernoulli_(1 - rate).div_(1 - rate)
 
-    Between patch merging, tokens are packed: those inside their images' extents, nothing else. Only attention needs
-    windows, and a shift is only another layout.
+
+class FFN(BaseModule):
+    """The MLP, with the names that it has in mm's checkpoints: ``layers.0.0`` and ``layers.1`` are linear.
 
     Args:
         embed_dims (int): Channels.
-        window_size (tuple[int, int]): Window in tokens.
-        drop_path_rates (Sequence[float]): One per block.
-        downsample (PatchMerging, optional): Patch merging after the blocks.
-        mask_padding (bool): Whether padding is masked.
-        shift_covered_axes (bool): Whether windows shift along an axis that one window covers.
-        halo (tuple[int, int]): How many tokens the keys reach beyond the window.
-        pooled_neighbours (int): How many windows away the pooled keys lie.
-        shift_windows (bool): Whether every second block shifts its windows.
-        **block: Arguments of :class:`SwinBlock`.
+        feedforward_channels (int): Hidden channels.
+        drop_rate (float): Dropout after each linear layer.
+        act_cfg (dict, optional): Activation; None means GELU.
     """
 
-    def __init__(self, embed_dims: int, window_size: Tuple[int, int], drop_path_rates: Sequence[float],
-                 downsample: Optional[PatchMerging], mask_padding: bool, shift_covered_axes: bool,
-                 halo: Tuple[int, int] = (0, 0), pooled_neighbours: int = 0, shift_windows: bool = True, **block):
+    def __init__(self, embed_dims: int, feedforward_channels: int, drop_rate: float = 0.,
+                 act_cfg: Optional[dict] = None):
         super().__init__()
-        self.window_size = window_size
-        self.mask_padding = mask_padding
-        self.shift_covered_axes = shift_covered_axes
-        self.halo = halo
+        hidden = nn.Sequential(nn.Linear(embed_dims, feedforward_channels),
+                               build_activation_layer(act_cfg or dict(type='GELU')), nn.Dropout(drop_rate))
+        self.layers = nn.Sequential(hidden, nn.Linear(feedforward_channels, embed_dims), nn.Dropout(drop_rate))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``(..., C)`` to ``(..., C)``."""
+        return self.layers(x)
+
+
+class ShiftedWindowAttention(BaseModule):
+    """Holds the attention as ``w_msa``, the name that it has in mm's checkpoints and configs."""
+
+    def __init__(self, **attention):
+        super().__init__()
+        self.w_msa = WindowAttention(**attention)
+
+    def forward(self, x: Tensor, layout: WindowLayout) -> Tensor:
+        """``(B, L, C)`` to ``(B, L, C)``."""
+        return self.w_msa(x, layout)
+
+
+class WindowAttention(BaseModule):
+    """Multi-head attention of every token over the tokens of its window (W-MSA, SW-MSA), and of those around it.
+
+    Args:
+        embed_dims (int): Channels.
+        num_heads (int): Attention heads.
+        window_size (tuple[int, ...]): Window in tokens.
+        rpe (dict | list[dict], optional): Config of the relative position encoding.
+        qkv_bias (bool): Whether q, k and v have a bias; with cosine attention k has none (arXiv 2111.09883).
+        qk_scale (float, optional): Scale of the logits. None means ``head_dim ** -0.5``. Not used by cosine attention.
+        attn_drop_rate (float): Dropout of attention weights.
+        proj_drop_rate (float): Dropout of the output.
+        cosine (bool): SwinV2's attention: the logit is the cosine of query and key times a learned scale of each head,
+            at most 100.
+        halo (tuple[int, ...], optional): How many tokens the keys reach beyond the window on each side of an axis.
+        pooled_neighbours (int): How many windows away lie those that give one more key each, the mean of their keys,
+            with a bias from ``BlockRPE``.
+
+    Raises:
+        InputError: If pooled neighbours are asked for together with an encoding that rotates keys.
+    """
+
+    def __init__(self,
+                 embed_dims: int,
+                 num_heads: int,
+                 window_size: Window,
+                 rpe: RPEConfig = None,
+                 qkv_bias: bool = True,
+                 qk_scale: Optional[float] = None,
+                 attn_drop_rate: float = 0.,
+                 proj_drop_rate: float = 0.,
+                 cosine: bool = False,
+                 halo: Optional[Window] = None,
+                 pooled_neighbours: int = 0):
+        super().__init__()
+        self.num_heads = num_heads
+        self.head_dim = embed_dims // num_heads
         self.pooled_neighbours = pooled_neighbours
-        self.shift_windows = shift_windows
-        self.blocks = ModuleList(
-            SwinBlock(embed_dims=embed_dims, window_size=window_size, halo=halo, pooled_neighbours=pooled_neighbours,
-                      drop_path_rate=rate, **block) for rate in drop_path_rates)
-        self.downsample = downsample
+        self._set_geometry(window_size, halo or (0, ) * len(window_size))
+        sizes = dict(num_heads=num_heads, head_dim=self.head_dim, window_size=window_size,
+                     key_size=self.geometry.key_size)
+        self.rpe = build_rpe(rpe, **sizes)
+        self.pooled_rpe = None
+        if pooled_neighbours:
+            if self.rpe is not None and self.rpe.gives('rotate'):
+                raise InputError('pooled_neighbours cannot be combined with an encoding that rotates keys, since a '
+                                 f'mean of keys has no place of its own, got rpe={rpe}')
+            self.pooled_rpe = build_rpe(dict(type='BlockRPE', max_blocks=pooled_neighbours), **sizes)
 
-    def layouts(self, size: Tuple[int, int], extents: Tuple[Tuple[int, int], ...],
-                device: torch.device) -> Tuple[WindowLayout, WindowLayout]:
-        """The regular and the shifted windows over maps.
+        self.scale = qk_scale or self.head_dim**-0.5
+        self.logit_scale = nn.Parameter(torch.full((num_heads, 1, 1), math.log(10))) if cosine else None
+        self.qkv = nn.Linear(embed_dims, embed_dims * 3, bias=qkv_bias and not cosine)
+        self.q_bias = self.v_bias = None
+        if cosine and qkv_bias:
+            self.q_bias, self.v_bias = (nn.Parameter(torch.zeros(embed_dims)) for _ in range(2))
+        self.attn_drop_rate = attn_drop_rate
+        self.proj = nn.Linear(embed_dims, embed_dims)
+        self.proj_drop = nn.Dropout(proj_drop_rate)
+        self.attend = attend
 
-        Args:
-            size (tuple[int, int]): Height and width of the maps in tokens.
-            extents (tuple): Height and width of each image in tokens.
-            device (torch.device): Where the tokens live.
+    def _set_geometry(self, window: Window, halo: Window) -> None:
+        self.geometry = WindowGeometry.centred(window, tuple(w + 2 * h for w, h in zip(window, halo)))
+        self.pooled_geometry = WindowGeometry.pooled(window, self.pooled_neighbours)
+
+    def forward(self, x: Tensor, layout: WindowLayout) -> Tensor:
         """
-        shift = tuple(side // 2 if self.shift_windows else 0 for side in self.window_size)
-        return tuple(
-            WindowLayout.build(size, self.window_size, by, extents, self.halo, self.mask_padding,
-                               self.shift_covered_axes, self.pooled_neighbours, device) for by in ((0, 0), shift))
-
-    def forward(self, tokens: Tensor, layouts: Tuple[WindowLayout, WindowLayout]) -> Tensor:
-        """
         Args:
-            tokens (Tensor): ``(B, H * W, C)``.
-            layouts (tuple[WindowLayout, WindowLayout]): What :meth:`layouts` gave for them.
+            x (Tensor): Tokens ``(B, L, C)``, row by row.
+            layout (WindowLayout): The windows to attend in, with this module's halo and neighbours.
 
         Returns:
-            Tensor: ``(B, H * W, C)``, zero outside the extents.
+            Tensor: ``(B, L, C)``.
         """
-        regular = layouts[0]
-        x = tokens.flatten(0, 1)
-        padded = len(regular.outside) > 0
-        x = regular.pack(x) if padded else x
-        buffers = {}
-        for index, block in enumerate(self.blocks):
-            x = block(x, layouts[index % 2], self.mask_padding, buffers=buffers)
-        x = regular.pack.inverse(x) if padded else x
-        return x.view_as(tokens)
+        # padding that takes part is one more row, of zeros, projected as all others
+        rows = torch.cat([x.flatten(0, 1), x.new_zeros(1, x.shape[2])]) if layout.padding_takes_part else x
+        qkv = self.qkv(rows).flatten(0, -2)
+        if self.q_bias is not None:
+            qkv = qkv + torch.cat([self.q_bias, torch.zeros_like(self.q_bias), self.v_bias]).to(qkv.dtype)
 
-    def check_window(self, window: Tuple[int, int], halo: Tuple[int, int], mode: str) -> None:
-        """Raise :class:`~swin_rpe_mm.InputError` if :meth:`set_window` would; changes nothing."""
-        for block in self.blocks:
-            block.attn.w_msa.check_window(window, halo, mode)
+        q, k, v = partition(qkv, layout, self.num_heads)
+        pooled = None if layout.neighbours is None else mean_neighbours(k, v, layout.region, layout.neighbours)
+        if layout.key_rows is not None:
+            k, v = self.split_heads(qkv[:, x.shape[2]:].index_select(0, layout.key_rows), len(layout.region))
+        if self.logit_scale is None:
+            q = q * self.scale
+        else:
+            q, k = self.scaled_cosine(q, k)
+        bias, own_keys = None, k.shape[2]
+        if self.rpe is not None:
+            q, k, bias = self.rpe(q, k, layout.geometry, layout.region)
+        if pooled is not None:
+            k, v, bias = self.append_pooled(q, k, v, bias, pooled)
 
-    def set_window(self, window: Tuple[int, int], halo: Tuple[int, int], mode: str) -> None:
-        """Change the window and the halo of all blocks, see :meth:`~.attention.WindowAttention.set_window`."""
-        self.window_size, self.halo = window, halo
-        for block in self.blocks:
-            block.attn.w_msa.set_window(window, halo, mode)
+        values = None
+        if self.rpe is not None and type(self.rpe).values is not RelativePositionEncoding.values:
+            def values(weights: Tensor) -> Optional[Tensor]:
+                return self.rpe.values(weights[..., :own_keys], layout.geometry)
+        dropout = self.attn_drop_rate if self.training else 0.
+        out = self.attend(q, k, v, bias, layout.visible, dropout, values)
+        return self.proj_drop(self.proj(merge(out, layout).view_as(x)))
+
+    def split_heads(self, rows: Tensor, windows: int) -> Tuple[Tensor, ...]:
+        """``(T * N, n * C)`` to n tensors ``(T, heads, N, d)``."""
+        return rows.view(windows, -1, rows.shape[1] // (self.num_heads * self.head_dim), self.num_heads,
+                         self.head_dim).permute(2, 0, 3, 1, 4).unbind(0)
+
+    def scaled_cosine(self, q: Tensor, k: Tensor) -> Tuple[Tensor, Tensor]:
+        """Queries and keys whose products are cosines times each head's scale, in the dtypes that they had."""
+        # in float32: in half precision the cosine's rounding would be multiplied by up to 100
+        scale = self.logit_scale.to(torch.promote_types(q.dtype, torch.float32)).clamp(max=math.log(100)).exp()
+        return (normalised(q) * scale).to(q.dtype), normalised(k).to(k.dtype)
+
+    def append_pooled(self, q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor],
+                      pooled: Tuple[Tensor, Tensor]) -> Tuple[Tensor, Tensor, Tensor]:
+        """Keys, values and bias with those of the neighbours behind them."""
+        pooled_k, pooled_v = pooled
+        if self.logit_scale is not None:
+            pooled_k = normalised(pooled_k).to(k.dtype)
+        *_, pooled_bias = self.pooled_rpe(q, pooled_k, self.pooled_geometry)
+        centre = pooled_bias.shape[-1] // 2  # the window itself, whose keys are there one by one
+        pooled_bias = torch.cat([pooled_bias[..., :centre], pooled_bias[..., centre + 1:]], dim=-1)
+        if bias is None:
+            bias = pooled_bias.new_zeros(*pooled_bias.shape[:-1], k.shape[2])
+        pooled_bias = pooled_bias.expand(*bias.shape[:-1], -1)
+        return torch.cat([k, pooled_k], 2), torch.cat([v, pooled_v], 2), torch.cat([bias, pooled_bias], -1)
+
+    def check_window(self, window: Window, halo: Window, mode: str) -> None:
+        """Raise :class:`InputError` if :meth:`set_window` would; changes nothing."""
+        check_mode('mode', mode)
+        if self.rpe is not None:
+            self.rpe.resampled(window, mode, tuple(w + 2 * h for w, h in zip(window, halo)))
+
+    def set_window(self, window: Window, halo: Window, mode: str) -> Replaced:
+        """Change window and halo; the encoding is read for them as ``mode`` says, see its ``resample``."""
+        self._set_geometry(window, halo)
+        return [pair for rpe in (self.rpe, self.pooled_rpe) if rpe is not None
+                for pair in rpe.resample(window, mode, self.geometry.key_size)]
+
+
+def partition(rows: Tensor, layout: WindowLayout, num_heads: int) -> Tuple[Tensor, ...]:
+    """Cut maps into windows, and channels into heads.
+
+    Each token is put into its slot, so that the gradient is a gather: reading tokens by slot would give a sum of
+    scattered rows, twice the memory traffic.
+
+    Args:
+        rows (Tensor): q, k and v of tokens side by side, ``(B * L, 3C)``; where padding takes part one more row for it.
+        layout (WindowLayout): The windows.
+        num_heads (int): Attention heads.
+
+    Returns:
+        tuple[Tensor, ...]: q, k and v, ``(T, heads, N, d)``; slots without a token hold padding's, or zeros.
+    """
+    (windows, slots), tokens = layout.region.shape, len(layout.rows_back)
+    if layout.padding_takes_part:
+        cut = rows[-1:].expand(windows * slots, -1).clone()
+    else:
+        cut = rows.new_zeros(windows * slots, rows.shape[1])
+    cut[layout.rows_back] = rows[:tokens]
+    return cut.view(windows, slots, 3, num_heads, rows.shape[1] // (3 * num_heads)).permute(2, 0, 3, 1, 4).unbind(0)
+
+
+def merge(windows: Tensor, layout: WindowLayout) -> Tensor:
+    """What :func:`partition` cut, put together: ``(T, heads, N, d)`` to ``(B * L, heads * d)``."""
+    slots = windows.transpose(1, 2).flatten(2).flatten(0, 1)
+    tokens = len(layout.rows_back)
+    maps = slots.new_empty(tokens + 1, slots.shape[1])  # empty slots go to the last row
+    maps[layout.rows] = slots
+    return maps[:tokens]
+
+
+def attend(q: Tensor,
+           k: Tensor,
+           v: Tensor,
+           bias: Optional[Tensor] = None,
+           visible: Optional[Tensor] = None,
+           dropout: float = 0.,
+           values: Optional[Callable[[Tensor], Optional[Tensor]]] = None) -> Tensor:
+    """Softmax attention, written out; logits and softmax in float32 or wider.
+
+    Args:
+        q (Tensor): Scaled queries ``(T, heads, Nq, d)``.
+        k, v (Tensor): ``(T, heads, Nk, d)``.
+        bias (Tensor, optional): ``(heads, Nq, Nk)`` or ``(T, heads, Nq, Nk)``, added to the logits.
+        visible (Tensor, optional): ``(T, Nq, Nk)`` bool; keys that are not visible get no weight at all.
+        dropout (float): Probability of dropping an attention weight.
+        values (Callable, optional): What to add to the output, from the weights ``(T, heads, Nq, Nk)``.
+
+    Returns:
+        Tensor: ``(T, heads, Nq, d)`` in the dtype of ``v``.
+    """
+    logits = q @ k.transpose(-2, -1)
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    if bias is not None:
+        logits = logits + bias
+    if visible is not None:
+        logits = logits.masked_fill(~visible[:, None], float('-inf'))
+    weights = F.dropout(logits.softmax(-1), dropout).to(v.dtype)
+    added = None if values is None else values(weights)
+    return weights @ v if added is None else weights @ v + added.to(v.dtype)
+
+
+def mean_neighbours(k: Tensor, v: Tensor, region: Tensor, neighbours: Tensor) -> Tuple[Tensor, Tensor]:
+    """Mean key and value of each window's neighbours.
+
+    Args:
+        k, v (Tensor): ``(T, heads, N, d)``.
+        region, neighbours (Tensor): ``(T, N)`` and ``(T, P)``, see :class:`~swin_rpe_mm.windows.WindowLayout`.
+
+    Returns:
+        tuple[Tensor, Tensor]: ``(T, heads, P, d)`` each.
+    """
+    real = (region >= 0)[:, None, :, None]
+    count = real.sum(2).clamp(min=1)
+    return tuple(((x * real).sum(2) / count).to(x.dtype)[neighbours].transpose(1, 2) for x in (k, v))
+
+
+def normalised(x: Tensor) -> Tensor:
+    """Vectors ``(..., d)`` of length 1, in float32 or wider; zeros stay zero, with derivatives of every order."""
+    x = x.to(torch.promote_types(x.dtype, torch.float32))
+    return x * x.square().sum(-1, keepdim=True).clamp(min=1e-24).rsqrt()

@@ -1,22 +1,14 @@
 """Patch embedding and patch merging (arXiv 2103.14030, section 3.1), for maps of any size."""
 from typing import Optional, Tuple
 
-import torch
 import torch.nn.functional as F
 from mmcv.cnn import build_norm_layer
 from mmengine.model import BaseModule
 from torch import Tensor, nn
 
-from ..executors.linear import can_recompute, has_hooks, is_plain, norm_linear, run_in_parts
+from ..windows.indices import ceil_div
 
 Size = Tuple[int, int]
-
-_ROWS_AT_ONCE = 2048
-
-
-def _missing(size: Size, kernel: Size, stride: Size) -> Tuple[int, int]:
-    """Rows and columns to add at the end of a map, so that a kernel at every stride covers all of it."""
-    return tuple(max((-(-side // s) - 1) * s + k - side, 0) for side, k, s in zip(size, kernel, stride))
 
 
 class PatchEmbed(BaseModule):
@@ -36,26 +28,11 @@ class PatchEmbed(BaseModule):
         self.norm = build_norm_layer(norm_cfg, embed_dims)[1] if norm_cfg else None
 
     def forward(self, images: Tensor) -> Tuple[Tensor, Size]:
-        """``(B, C, H, W)`` images to ``(B, H' * W', embed_dims)`` tokens and ``(H', W')``."""
-        height, width = _missing(images.shape[-2:], self.patch_size, self.patch_size)
-        if height or width:
-            images = F.pad(images, (0, width, 0, height))
-        conv, norm = self.projection, self.norm or nn.Identity()
-        if images.device.type != 'cpu' or type(conv) is not nn.Conv2d or has_hooks(conv):
-            maps = conv(images)
-            return norm(maps.flatten(2).transpose(1, 2)), tuple(maps.shape[-2:])
-
-        # patches do not overlap: the convolution is a product of their pixels, and on a CPU no map changes its order
-        (h, w), weight = self.patch_size, conv.weight.flatten(1)
-        patches = images.unflatten(3, (-1, w)).unflatten(2, (-1, h)).permute(0, 2, 4, 1, 3, 5)
-        batch_size, *size = patches.shape[:3]
-        if torch.is_grad_enabled():
-            return norm(F.linear(patches.reshape(batch_size, size[0] * size[1], -1), weight, conv.bias)), tuple(size)
-        step = max(1, _ROWS_AT_ONCE // size[1])
-        bands = (band.reshape(-1, weight.shape[1]) for image in patches for band in image.split(step))
-        tokens = run_in_parts(lambda rows: norm(F.linear(rows, weight, conv.bias)), bands,
-                              batch_size * size[0] * size[1])
-        return tokens.unflatten(0, (batch_size, -1)), tuple(size)
+        """``(B, C, H, W)`` images to ``(B, H' * W', embed_dims)`` tokens and ``(H', W')``; sides are rounded up."""
+        size = tuple(ceil_div(side, step) for side, step in zip(images.shape[2:], self.patch_size))
+        bottom, right = (n * step - side for n, step, side in zip(size, self.patch_size, images.shape[2:]))
+        tokens = self.projection(F.pad(images, (0, right, 0, bottom))).flatten(2).transpose(1, 2)
+        return tokens if self.norm is None else self.norm(tokens), size
 
 
 class PatchMerging(BaseModule):
@@ -86,36 +63,15 @@ class PatchMerging(BaseModule):
 
     def forward(self, tokens: Tensor, size: Size) -> Tuple[Tensor, Size]:
         """``(B, H * W, in_channels)`` and ``(H, W)`` to ``(B, H' * W', out_channels)`` and ``(H', W')``."""
-        maps = tokens.unflatten(1, size)
-        height, width = _missing(size, self.kernel, self.stride)
-        if height or width:
-            maps = F.pad(maps, (0, 0, 0, width, 0, height))
-        norm = nn.Identity() if self.norm is None else self.norm
-        if self.norm_after or not (can_recompute(norm) and is_plain(self.reduction)):
-            joined = self._join(maps)
-            tokens = joined.flatten(1, 2).unflatten(-1, (4, -1)).transpose(-1, -2).flatten(-2)
-            tokens = norm(self.reduction(tokens)) if self.norm_after else self.reduction(norm(tokens))
-            return tokens, tuple(joined.shape[1:3])
+        maps = tokens.transpose(1, 2).unflatten(2, size)
+        merged = tuple(ceil_div(side, step) for side, step in zip(size, self.stride))
+        bottom, right = self.missing(size)
+        joined = F.unfold(F.pad(maps, (0, right, 0, bottom)), self.kernel, stride=self.stride).transpose(1, 2)
+        if self.norm is None:
+            return self.reduction(joined), merged
+        return self.norm(self.reduction(joined)) if self.norm_after else self.reduction(self.norm(joined)), merged
 
-        # the joined channels lie token by token in memory; the weights are brought into that order, not the tokens
-        def by_token(weight: Tensor) -> Tensor:
-            return weight.unflatten(-1, (-1, 4)).transpose(-1, -2).flatten(-2)
-
-        scale, shift, weight = by_token(norm.weight), by_token(norm.bias), by_token(self.reduction.weight)
-        if maps.device.type != 'cpu' or torch.is_grad_enabled() or torch.compiler.is_compiling():
-            joined = self._join(maps)
-            reduced = norm_linear(joined.flatten(0, 2), scale, shift, norm.eps, weight)
-            return reduced.unflatten(0, (len(maps), -1)), tuple(joined.shape[1:3])
-
-        size = tuple((side - 2) // s + 1 for side, s in zip(maps.shape[1:3], self.stride))
-        step = max(1, _ROWS_AT_ONCE // size[1])
-        bands = (self._join(image[None, first * self.stride[0]:(first + step - 1) * self.stride[0] + 2]).flatten(0, 2)
-                 for image in maps for first in range(0, size[0], step))
-        reduced = run_in_parts(lambda rows: F.linear(F.layer_norm(rows, scale.shape, scale, shift, norm.eps), weight),
-                               bands, len(maps) * size[0] * size[1])
-        return reduced.unflatten(0, (len(maps), -1)), size
-
-    def _join(self, maps: Tensor) -> Tensor:
-        """``(B, H, W, C)`` to ``(B, H', W', 4 * C)``, token by token."""
-        rows, cols = ([slice(i, side - 1 + i, s) for i in (0, 1)] for side, s in zip(maps.shape[1:3], self.stride))
-        return torch.cat([maps[:, row, col] for row in rows for col in cols], dim=-1)
+    def missing(self, size: Size) -> Tuple[int, int]:
+        """Rows and columns to add to a map so that a neighbourhood at every step covers all of it; below 0, to cut."""
+        return tuple((ceil_div(side, step) - 1) * step + kernel - side
+                     for side, step, kernel in zip(size, self.stride, self.kernel))

@@ -1,12 +1,15 @@
 """Attention over long sequences, block by block."""
+from dataclasses import replace
 from typing import Optional, Sequence
 
+import torch
 from mmengine.model import BaseModule
 from torch import Tensor
 
 from ..errors import InputError
-from ..windows import WindowLayout
-from .attention import WindowAttention
+from ..rpe.replacing import Replaced, replace_in_optimizer
+from ..windows import ShiftedWindows, WindowLayout
+from .block import WindowAttention
 
 _BLOCK_RPE = dict(type='BlockRPE')
 
@@ -24,7 +27,7 @@ class BlockLocalAttention(BaseModule):
         block_size (int): Tokens per block.
         neighbours (int): How many blocks on each side a token sees besides its own.
         rpe (dict | list[dict], optional): Config of the relative position encoding.
-        **attention: Further arguments of :class:`~.attention.WindowAttention`.
+        **attention: Further arguments of :class:`~.block.WindowAttention`.
 
     Raises:
         InputError: If a number is not positive, or ``neighbours`` negative.
@@ -63,17 +66,22 @@ class BlockLocalAttention(BaseModule):
         lengths = [length] * batch if lengths is None else [int(entry) for entry in lengths]
         if len(lengths) != batch or not all(1 <= entry <= length for entry in lengths):
             raise InputError(f'lengths must be {batch} numbers from 1 to {length}, got {lengths}')
-        layout = WindowLayout.build((1, length), (1, self.block_size), extents=[(1, entry) for entry in lengths],
-                                    halo=(0, self.neighbours * self.block_size), device=x.device)
-        move = layout.pack
-        return move.inverse(self.attn(move(x.flatten(0, 1)), layout, mask_padding=True)).view_as(x)
+        windows = ShiftedWindows((1, self.block_size), halo=(0, self.neighbours * self.block_size))
+        extents = torch.tensor([(1, entry) for entry in lengths], device=x.device)
+        layout = WindowLayout.build(windows, batch, (1, length), extents, device=x.device)
+        layout = replace(layout, geometry=self.attn.geometry)  # of one axis, as the encoding is
+        return torch.where(layout.inside, self.attn(x, layout), 0)
 
-    def set_block_size(self, block_size: int, mode: str = 'bicubic') -> None:
+    def set_block_size(self, block_size: int, mode: str = 'bicubic',
+                       optimizer: Optional[torch.optim.Optimizer] = None) -> Replaced:
         """Change the block, see :meth:`swin_rpe_mm.SwinRPE.set_window_size`."""
         window, halo = (_positive(block_size), ), (self.neighbours * block_size, )
         self.attn.check_window(window, halo, mode)
-        self.attn.set_window(window, halo, mode)
+        replaced = self.attn.set_window(window, halo, mode)
         self.block_size = block_size
+        if optimizer is not None:
+            replace_in_optimizer(optimizer, replaced)
+        return replaced
 
 
 def _positive(block_size: int) -> int:

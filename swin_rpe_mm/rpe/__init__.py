@@ -1,3 +1,4 @@
+"""Relative position encodings: what each is, how its tables are read for another window."""
 from .base import RelativePositionEncoding
 from .block import BlockRPE
 from .build import RPEConfig, build_rpe, check_rpe, rpe_of_stage
@@ -8,13 +9,13 @@ from .dynamic import DynamicRPE
 from .log_bucket import LogBucketRPE
 from .log_cpb import LogCPB
 from .low_rank import LowRankRPE
-from .offsets import WindowGeometry, all_offsets, coordinates, offsets
+from .offsets import all_offsets, coordinates, offsets
 from .rotary import RotaryRPE
-from .sum import SumRPE, call_rpe
+from .sum import SumRPE
 from .table import TableRPE
 
 __all__ = [
     'BlockRPE', 'ClippedRPE', 'ContextualRPE', 'DecomposedRPE', 'DynamicRPE', 'LogBucketRPE', 'LogCPB', 'LowRankRPE',
-    'RPEConfig', 'RelativePositionEncoding', 'RotaryRPE', 'SumRPE', 'TableRPE', 'WindowGeometry', 'all_offsets',
-    'build_rpe', 'call_rpe', 'check_rpe', 'coordinates', 'offsets', 'rpe_of_stage'
+    'RPEConfig', 'RelativePositionEncoding', 'RotaryRPE', 'SumRPE', 'TableRPE', 'all_offsets',
+    'build_rpe', 'check_rpe', 'coordinates', 'offsets', 'rpe_of_stage'
 ]

@@ -1,5 +1,6 @@
 """What every relative position encoding is."""
-from typing import Dict, List, Optional, Tuple
+from functools import lru_cache
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import torch
 from mmengine.model import BaseModule
@@ -7,18 +8,39 @@ from torch import Tensor
 
 from ..errors import InputError
 from .interpolate import check_mode, resize_table, source_sides
-from .offsets import WindowGeometry, offset_range
-from .reshaping import note_loaded, note_reshaped, reshape_parameter
+from ..windows.geometry import WindowGeometry
+from .offsets import offset_range
+from .replacing import Replaced, replace_parameter
 
 Window = Tuple[int, ...]
 
+_keep = lru_cache(512)(torch.inference_mode(False)(lambda make, *args: make(*args)))
+_is_wrapped = getattr(getattr(torch._C, '_functorch', None), 'is_functorch_wrapped_tensor', lambda tensor: False)
+
+
+def kept(make: Callable, *args: Any) -> Any:
+    """``make(*args)``: index tensors, which depend on nothing but their arguments, from a bounded cache.
+
+    What a tracer or a transform makes is its own: nothing is kept then, or taken. What is made under
+    ``torch.inference_mode()`` could not take part in training afterwards, so nothing is made there.
+    """
+    probe = torch.empty(0)
+    if torch.compiler.is_compiling() or type(probe) is not Tensor or _is_wrapped(probe):
+        return make(*args)
+    return _keep(make, *args)
+
 
 class RelativePositionEncoding(BaseModule):
-    """Base of all encodings: changes queries and keys, returns a bias for their logits, or both.
+    """Base of all encodings. What an encoding can do is what it overrides:
 
-    A subclass has ``forward``, owns its parameters, and draws them in ``init_weights``. Parameters sit under ``.rpe.``
-    in the backbone, so that ``custom_keys={'.rpe.': dict(decay_mult=0.)}`` takes them out of weight decay; tables of
-    biases also carry Swin's name ``relative_position_bias_table``, which the usual configs exempt.
+    * :meth:`bias`, added to the logits: a function of where queries and keys lie, the same for all windows;
+    * :meth:`rotate`, which changes queries and keys;
+    * :meth:`scores`, added to the logits: what depends on queries, keys or regions;
+    * :meth:`values`, added to the output.
+
+    It owns its parameters, and draws them in ``init_weights``. They sit under ``.rpe.`` in the backbone, so that
+    ``custom_keys={'.rpe.': dict(decay_mult=0.)}`` takes them out of weight decay; tables of biases also carry Swin's
+    name ``relative_position_bias_table``, which the usual configs exempt.
 
     Tables whose rows are offsets depend on the window. :meth:`offset_tables` names them, and what is here reads them
     for another window: on :meth:`resample`, and when a state dict of another window is loaded.
@@ -31,19 +53,9 @@ class RelativePositionEncoding(BaseModule):
         resize_mode (str): How tables of another window are read when a state dict is loaded, see
             :func:`~swin_rpe_mm.rpe.interpolate.resize_table`.
 
-    Attributes:
-        uses_region (bool): Whether ``forward`` takes ``region``, ``(T, Nq)``: slots of a window see each other if and
-            only if their regions are equal.
-        rotates (bool): Whether queries and keys are changed.
-        adds_values (bool): Whether there is a method ``values(weights, geometry)``, whose result ``(T, heads, Nq, d)``
-            is added to the output; ``weights`` ``(T, heads, Nq, Nk)`` are those of attention.
-        fixed_bias (bool): Whether all that ``forward`` gives is a bias ``(heads, Nq, Nk)`` that does not depend on
-            queries and keys. It is then called with None for both, once for all windows of a map.
+    Raises:
+        InputError: If a value is not allowed.
     """
-    uses_region = False
-    rotates = False
-    adds_values = False
-    fixed_bias = False
 
     def __init__(self,
                  num_heads: int,
@@ -62,7 +74,7 @@ class RelativePositionEncoding(BaseModule):
         self.key_size = _checked('key_size', window_size if key_size is None else key_size, len(self.window_size))
         self.head_dim = head_dim
         self.resize_mode = resize_mode
-        self._register_state_dict_hook(_note_sides)
+        self._register_state_dict_hook(_note_encoding)
         self._register_load_state_dict_pre_hook(_resize_on_load, with_module=True)
 
     @property
@@ -75,44 +87,89 @@ class RelativePositionEncoding(BaseModule):
         """How many offsets there are along each axis, ``wq + wk - 1``."""
         return tuple(high - low + 1 for low, high in offset_range(self.geometry))
 
-    def forward(self, q: Tensor, k: Tensor, geometry: WindowGeometry) -> Tuple[Tensor, Tensor, Optional[Tensor]]:
-        """
+    def forward(self,
+                q: Tensor,
+                k: Tensor,
+                geometry: WindowGeometry,
+                region: Optional[Tensor] = None) -> Tuple[Tensor, Tensor, Optional[Tensor]]:
+        """What attention asks for.
+
         Args:
             q (Tensor): Scaled queries ``(T, heads, Nq, d)``.
             k (Tensor): Keys ``(T, heads, Nk, d)``.
             geometry (WindowGeometry): Where they lie.
+            region (Tensor, optional): ``(T, Nq)`` long, -1 to 3: slots of a window see each other if and only if their
+                regions are equal. None means that all do.
 
         Returns:
-            tuple: q, k, and the bias, None, ``(heads, Nq, Nk)`` or ``(T, heads, Nq, Nk)``, in float32 or wider.
+            tuple: q and k, rotated, and what is added to the logits: None, ``(heads, Nq, Nk)`` or
+            ``(T, heads, Nq, Nk)``, in float32 or wider.
         """
-        raise NotImplementedError
+        own, base = type(self), RelativePositionEncoding
+        if own.rotate is not base.rotate:
+            q, k = self.rotate(q, k, geometry)
+        terms = [self.bias(geometry)] if own.bias is not base.bias else []
+        if own.scores is not base.scores:
+            terms.append(self.scores(q, k, geometry, region))
+        terms = [term for term in terms if term is not None]
+        return q, k, sum(terms[1:], terms[0]) if terms else None
+
+    def bias(self, geometry: WindowGeometry) -> Optional[Tensor]:
+        """``(heads, Nq, Nk)``, in float32 or wider, on the device of the parameters."""
+        return None
+
+    def rotate(self, q: Tensor, k: Tensor, geometry: WindowGeometry) -> Tuple[Tensor, Tensor]:
+        """Queries and keys of the same shapes and dtypes; arguments as for :meth:`forward`."""
+        return q, k
+
+    def scores(self, q: Tensor, k: Tensor, geometry: WindowGeometry, region: Optional[Tensor]) -> Optional[Tensor]:
+        """``(T, heads, Nq, Nk)``, in float32 or wider; arguments as for :meth:`forward`, q and k rotated."""
+        return None
+
+    def values(self, weights: Tensor, geometry: WindowGeometry) -> Optional[Tensor]:
+        """``(T, heads, Nq, d)``, in float32 or wider, of the weights of attention ``(T, heads, Nq, Nk)``."""
+        return None
+
+    def gives(self, method: str) -> bool:
+        """Whether this encoding has a ``bias``, ``scores`` or ``values``, or does ``rotate``."""
+        return getattr(type(self), method) is not getattr(RelativePositionEncoding, method)
+
+    @property
+    def gives_bias_alone(self) -> bool:
+        """Whether all it gives is a bias that is the same for all windows of a map."""
+        return not any(self.gives(method) for method in ('rotate', 'scores', 'values'))
 
     def offset_tables(self) -> Dict[str, Tuple[int, ...]]:
         """Parameters with a row per offset, by name, and the axes whose offsets their rows run over."""
         return {}
 
-    def resample(self, window: Window, mode: str = 'bicubic', key_size: Optional[Window] = None) -> None:
-        """Change the window and keep the function as ``mode`` says; parameter objects stay the same.
+    def resample(self, window: Window, mode: str = 'bicubic', key_size: Optional[Window] = None) -> Replaced:
+        """Change the window and keep the function as ``mode`` says. A table of another shape is a new parameter.
 
         Args:
             window (tuple[int, ...]): The new query window.
             mode (str): See :func:`~swin_rpe_mm.rpe.interpolate.resize_table`.
             key_size (tuple[int, ...], optional): The new key window. None keeps the halo.
 
+        Returns:
+            list[tuple[nn.Parameter, nn.Parameter]]: Old and new parameters, for
+            :func:`~swin_rpe_mm.rpe.replacing.replace_in_optimizer`.
+
         Raises:
             InputError: If the window or the mode is none, or the mode cannot make that change; nothing is changed then.
         """
-        for parameter, value in self.resampled(window, mode, key_size):
-            reshape_parameter(parameter, value)
+        replaced = [replace_parameter(part, name, value)
+                    for part, name, value in self.resampled(window, mode, key_size)]
         for part in self._parts():
             part.key_size = part._new_key_size(window, key_size)
             part.window_size = tuple(window)
+        return replaced
 
     @torch.inference_mode(False)  # what is made there could not be trained afterwards
     @torch.no_grad()
     def resampled(self, window: Window, mode: str = 'bicubic',
-                  key_size: Optional[Window] = None) -> List[Tuple[Tensor, Tensor]]:
-        """What :meth:`resample` would do: parameters and their new values. Changes nothing."""
+                  key_size: Optional[Window] = None) -> List[Tuple['RelativePositionEncoding', str, Tensor]]:
+        """What :meth:`resample` would do: encodings, names of their parameters, new values. Changes nothing."""
         check_mode('mode', mode)
         window = _checked('window', window, len(self.window_size))
         changes = []
@@ -120,10 +177,9 @@ class RelativePositionEncoding(BaseModule):
             new = WindowGeometry.centred(window, part._new_key_size(window, key_size))
             new_sides = tuple(high - low + 1 for low, high in offset_range(new))
             for name, axes in part.offset_tables().items():
-                parameter = part.get_parameter(name)
                 old, wanted = ([sides[axis] for axis in axes] for sides in (part.sides, new_sides))
                 if old != wanted:
-                    changes.append((parameter, _resize(parameter.data, old, wanted, mode)))
+                    changes.append((part, name, _resize(part.get_parameter(name).detach(), old, wanted, mode)))
         return changes
 
     def _parts(self) -> List['RelativePositionEncoding']:
@@ -148,7 +204,8 @@ def _resize(table: Tensor, old: List[int], new: List[int], mode: str) -> Tensor:
     return resize_table(table.flatten(1), tuple(old), tuple(new), mode).unflatten(1, table.shape[1:])
 
 
-def _note_sides(module: RelativePositionEncoding, state_dict: Dict[str, Tensor], prefix: str, metadata: dict) -> None:
+def _note_encoding(module: RelativePositionEncoding, state_dict: Dict[str, Tensor], prefix: str, metadata: dict) -> None:
+    metadata['encoding'] = type(module).__name__
     if module.offset_tables():
         metadata['offset_sides'] = module.sides
 
@@ -166,8 +223,5 @@ def _resize_on_load(module: RelativePositionEncoding, state_dict: Dict[str, Tens
             old = [noted[axis] for axis in axes]
         else:
             old = list(source_sides(len(table), index, tuple(new), prefix + name))
-        if old == new:
-            note_loaded(module.get_parameter(name))
-        else:
+        if old != new:
             state_dict[prefix + name] = _resize(table, old, new, module.resize_mode)
-            note_reshaped(module.get_parameter(name))  # an optimizer's averages in the file are of the old window too

@@ -6,11 +6,11 @@ from mmengine.model.weight_init import trunc_normal_
 from torch import Tensor, nn
 
 from ..errors import InputError
-from ..index_cache import index_cache
 from ..registry import MODELS
-from .base import RelativePositionEncoding, Window
+from .base import RelativePositionEncoding, Window, kept
 from .buckets import sign_log
-from .offsets import Device, WindowGeometry, coordinates, joint_index
+from ..windows.geometry import WindowGeometry
+from .offsets import Device, coordinates, joint_index
 from .table import lookup
 
 BLOCK_FORMS = ('clip', 'log')
@@ -38,8 +38,6 @@ class BlockRPE(RelativePositionEncoding):
     Raises:
         InputError: If a value is not allowed.
     """
-    fixed_bias = True
-
     def __init__(self,
                  max_blocks: int = 2,
                  block_form: str = 'clip',
@@ -62,13 +60,12 @@ class BlockRPE(RelativePositionEncoding):
     def init_weights(self) -> None:
         trunc_normal_(self.relative_position_bias_table, std=0.02)
 
-    def forward(self, q: Tensor, k: Tensor, geometry: WindowGeometry) -> Tuple[Tensor, Tensor, Tensor]:
-        """See :meth:`~.base.RelativePositionEncoding.forward`; the bias is ``(heads, Nq, Nk)``."""
+    def bias(self, geometry: WindowGeometry) -> Tensor:
+        """See :meth:`~.base.RelativePositionEncoding.bias`."""
         table = self.relative_position_bias_table
-        return q, k, lookup(table, block_rows(geometry, self.window_size, *self.buckets, table.device))
+        return lookup(table, kept(block_rows, geometry, self.window_size, *self.buckets, table.device))
 
 
-@index_cache(64)
 def block_rows(geometry: WindowGeometry,
                block: Window,
                max_blocks: int,
@@ -78,7 +75,7 @@ def block_rows(geometry: WindowGeometry,
                device: Device = 'cpu') -> Tensor:
     """Row of each pair in the table of :class:`BlockRPE`, ``(Nq, Nk)`` long."""
     queries, keys = coordinates(geometry)
-    sizes = torch.tensor(block)[:, None]
+    sizes = torch.tensor(block, device='cpu')[:, None]
     blocks = (queries // sizes)[:, :, None] - (keys // sizes)[:, None]
     inner = (queries % sizes)[:, :, None] - (keys % sizes)[:, None]
     if block_form == 'log':

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
-from ..index_cache import index_cache
-from .offsets import Device, WindowGeometry, joint_index, offsets
+from ..windows.geometry import WindowGeometry
+from .offsets import Device, joint_index, offsets
 
 FORMS = ('sign_log', 't5', 'piecewise')
 JOINS = ('product', 'cross', 'euclidean')
@@ -180,7 +180,6 @@ def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
-@index_cache(64)
 def bucket_rows(geometry: WindowGeometry, buckets: Bucketing, device: Device = 'cpu') -> Tuple[Tensor, ...]:
     """Row of each pair's offset in each table of ``buckets``, ``(Nq, Nk)`` long."""
     return tuple(rows.to(device) for rows in buckets.index(offsets(geometry)))

@@ -6,10 +6,10 @@ from mmengine.model.weight_init import trunc_normal_
 from torch import Tensor, nn
 
 from ..errors import InputError
-from ..index_cache import index_cache
 from ..registry import MODELS
-from .base import RelativePositionEncoding
-from .offsets import Device, WindowGeometry, joint_index, offsets
+from .base import RelativePositionEncoding, kept
+from ..windows.geometry import WindowGeometry
+from .offsets import Device, joint_index, offsets
 from .table import lookup
 
 
@@ -28,8 +28,6 @@ class ClippedRPE(RelativePositionEncoding):
     Raises:
         InputError: If ``max_distance`` is no whole number from 1, or not one per axis.
     """
-    fixed_bias = True
-
     def __init__(self, max_distance: Union[int, Tuple[int, ...]] = 8, **window):
         super().__init__(**window)
         axes = len(self.window_size)
@@ -45,15 +43,14 @@ class ClippedRPE(RelativePositionEncoding):
     def init_weights(self) -> None:
         trunc_normal_(self.relative_position_bias_table, std=0.02)
 
-    def forward(self, q: Tensor, k: Tensor, geometry: WindowGeometry) -> Tuple[Tensor, Tensor, Tensor]:
-        """See :meth:`~.base.RelativePositionEncoding.forward`; the bias is ``(heads, Nq, Nk)``."""
+    def bias(self, geometry: WindowGeometry) -> Tensor:
+        """See :meth:`~.base.RelativePositionEncoding.bias`."""
         table = self.relative_position_bias_table
-        return q, k, lookup(table, clipped_rows(geometry, self.max_distance, table.device))
+        return lookup(table, kept(clipped_rows, geometry, self.max_distance, table.device))
 
 
-@index_cache(64)
 def clipped_rows(geometry: WindowGeometry, max_distance: Tuple[int, ...], device: Device = 'cpu') -> Tensor:
     """Row of each pair's offset, clipped to +- ``max_distance`` along each axis, ``(Nq, Nk)`` long."""
-    reach = torch.tensor(max_distance)[:, None, None]
+    reach = torch.tensor(max_distance, device='cpu')[:, None, None]
     parts = torch.minimum(torch.maximum(offsets(geometry), -reach), reach) + reach
     return joint_index(parts, tuple(2 * m + 1 for m in max_distance)).to(device)

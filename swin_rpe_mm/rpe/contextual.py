@@ -6,9 +6,9 @@ from torch import Tensor, nn
 
 from ..errors import InputError
 from ..registry import MODELS
-from .base import RelativePositionEncoding
+from .base import RelativePositionEncoding, kept
 from .buckets import bucket_rows, bucketing
-from .offsets import WindowGeometry
+from ..windows.geometry import WindowGeometry
 from .precision import widened
 
 
@@ -52,7 +52,6 @@ class ContextualRPE(RelativePositionEncoding):
         if self.head_dim is None:
             raise InputError('head_dim must be given for ContextualRPE, got None')
         self.bucketing = bucketing(form, join, num_buckets, max_distance, ratio)
-        self.adds_values = 'v' in on
         shape = (self.head_dim, ) if shared_heads else (self.num_heads, self.head_dim)
         for letter in 'qkv':
             if letter in on:
@@ -65,18 +64,24 @@ class ContextualRPE(RelativePositionEncoding):
         for table in self.parameters():
             nn.init.zeros_(table)
 
-    def forward(self, q: Tensor, k: Tensor, geometry: WindowGeometry) -> Tuple[Tensor, Tensor, Optional[Tensor]]:
-        """See :meth:`~.base.RelativePositionEncoding.forward`; the bias is ``(T, heads, Nq, Nk)``, or None on ``v``."""
-        rows = bucket_rows(geometry, self.bucketing, q.device)
+    def gives(self, method: str) -> bool:
+        """Whether a letter stands for it; see :meth:`~.base.RelativePositionEncoding.gives`."""
+        asked = dict(scores=(self.q_tables, self.k_tables), values=(self.v_tables, ))
+        return any(tables is not None for tables in asked.get(method, ()))
+
+    def scores(self, q: Tensor, k: Tensor, geometry: WindowGeometry,
+               region: Optional[Tensor] = None) -> Optional[Tensor]:
+        """See :meth:`~.base.RelativePositionEncoding.scores`; None on ``v`` alone."""
+        rows = kept(bucket_rows, geometry, self.bucketing, q.device)
         terms = []
         if self.k_tables is not None:
             terms += [_logits(q, table, index) for table, index in zip(self.k_tables, rows)]
         if self.q_tables is not None:
             keys = widened(k) * self.head_dim**-0.5
             terms += [_logits(keys, table, index.T).transpose(-2, -1) for table, index in zip(self.q_tables, rows)]
-        return q, k, sum(terms[1:], terms[0]) if terms else None
+        return sum(terms[1:], terms[0]) if terms else None
 
-    def values(self, weights: Tensor, geometry: WindowGeometry) -> Tensor:
+    def values(self, weights: Tensor, geometry: WindowGeometry) -> Optional[Tensor]:
         """What is added to the output, in float32 or wider.
 
         Args:
@@ -84,9 +89,11 @@ class ContextualRPE(RelativePositionEncoding):
             geometry (WindowGeometry): Where queries and keys lie.
 
         Returns:
-            Tensor: ``(T, heads, Nq, d)``.
+            Tensor: ``(T, heads, Nq, d)``, or None without ``v``.
         """
-        rows = bucket_rows(geometry, self.bucketing, weights.device)
+        if self.v_tables is None:
+            return None
+        rows = kept(bucket_rows, geometry, self.bucketing, weights.device)
         first, *others = (_mixture(weights, table, index) for table, index in zip(self.v_tables, rows))
         return sum(others, first)
 

@@ -1,5 +1,5 @@
 """The query decides how much an offset along each axis counts."""
-from typing import Dict, Tuple
+from typing import Dict, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from ..errors import InputError
 from ..registry import MODELS
-from .base import RelativePositionEncoding
-from .offsets import WindowGeometry
+from .base import RelativePositionEncoding, kept
+from ..windows.geometry import WindowGeometry
 from .precision import widened
 from .table import offset_rows
 
@@ -43,8 +43,8 @@ class DecomposedRPE(RelativePositionEncoding):
     def offset_tables(self) -> Dict[str, Tuple[int, ...]]:
         return {f'relative_position_bias_tables.{axis}': (axis, ) for axis in range(len(self.sides))}
 
-    def forward(self, q: Tensor, k: Tensor, geometry: WindowGeometry) -> Tuple[Tensor, Tensor, Tensor]:
-        """See :meth:`~.base.RelativePositionEncoding.forward`; the bias is ``(T, heads, Nq, Nk)``.
+    def scores(self, q: Tensor, k: Tensor, geometry: WindowGeometry, region: Optional[Tensor] = None) -> Tensor:
+        """See :meth:`~.base.RelativePositionEncoding.scores`.
 
         Raises:
             InputError: If the geometry has offsets that the tables have no row for.
@@ -54,7 +54,7 @@ class DecomposedRPE(RelativePositionEncoding):
         queries = q.to(dtype).unflatten(2, geometry.query_size)
         bias = 0
         for axis, table in enumerate(self.relative_position_bias_tables):
-            rows = offset_rows(_along(geometry, axis), _along(self.geometry, axis), table.device)
+            rows = kept(offset_rows, _along(geometry, axis), _along(self.geometry, axis), table.device)
             vectors = F.embedding(rows, table.to(dtype))  # (wq, wk, d)
             # queries of the same row, or column, share the vectors; no tensor has Nq, Nk and d
             with torch.autocast(q.device.type, enabled=False):
@@ -62,7 +62,7 @@ class DecomposedRPE(RelativePositionEncoding):
             # (T, heads, Nq, 1, wk, 1), with as many ones as there are other axes
             logits = logits.movedim(-2, 2 + axis).flatten(2, 1 + axes)
             bias = bias + logits.view(*logits.shape[:3], *(-1 if i == axis else 1 for i in range(axes)))
-        return q, k, bias.flatten(3)
+        return bias.flatten(3)
 
 
 def _along(geometry: WindowGeometry, axis: int) -> WindowGeometry:

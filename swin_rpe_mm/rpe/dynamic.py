@@ -2,7 +2,6 @@
 from typing import Optional, Tuple
 
 import torch
-import torch.nn.functional as F
 from mmengine.model import constant_init, trunc_normal_init
 from torch import Tensor, nn
 
@@ -10,9 +9,8 @@ from ..errors import InputError
 from ..registry import MODELS
 from .base import RelativePositionEncoding
 from .build import RPEConfig, build_rpe
-from .offsets import WindowGeometry
-from .precision import wide_linear, widened
-from .sum import call_rpe
+from ..windows.geometry import WindowGeometry
+from .precision import call_wide, widened
 
 _REGIONS = 5  # -1 of padding, and up to four on either side of the seams
 _DEFAULT = dict(type='TableRPE')
@@ -44,35 +42,26 @@ class DynamicRPE(RelativePositionEncoding):
             raise InputError('head_dim must be given for DynamicRPE, got None')
         self.inner = build_rpe(rpe, num_heads=self.num_heads, window_size=self.window_size, key_size=self.key_size,
                                head_dim=self.head_dim)
-        if self.inner is None or not self._inner_has_bias():
+        if self.inner is None or not (self.inner.gives('bias') or self.inner.gives('scores')):
             raise InputError(f'rpe of DynamicRPE must be an encoding with a bias to scale, got {rpe!r}')
         self.scale_mlp = nn.Sequential(
             nn.Linear(self.num_heads * self.head_dim, hidden_dims), nn.ReLU(), nn.Linear(hidden_dims, self.num_heads))
         self._init_scale()
 
-    @property
-    def rotates(self) -> bool:
-        return getattr(self.inner, 'rotates', False)
-
-    @property
-    def adds_values(self) -> bool:
-        return getattr(self.inner, 'adds_values', False)
+    def gives(self, method: str) -> bool:
+        """What the other encoding gives, but that its bias depends on queries here."""
+        if method == 'bias':
+            return False
+        return method == 'scores' or self.inner.gives(method)
 
     def init_weights(self) -> None:
-        if hasattr(self.inner, 'init_weights'):
-            self.inner.init_weights()
+        self.inner.init_weights()
         self._init_scale()
 
     def _init_scale(self) -> None:
         first, _, last = self.scale_mlp
         trunc_normal_init(first, std=0.02)
         constant_init(last, 0)
-
-    @torch.no_grad()
-    def _inner_has_bias(self) -> bool:
-        ones = (1, ) * len(self.window_size)
-        token = torch.zeros(1, self.num_heads, 1, self.head_dim)
-        return call_rpe(self.inner, token, token, WindowGeometry.square(ones), None)[2] is not None
 
     def forward(self, q: Tensor, k: Tensor, geometry: WindowGeometry,
                 region: Optional[Tensor] = None) -> Tuple[Tensor, Tensor, Tensor]:
@@ -81,13 +70,13 @@ class DynamicRPE(RelativePositionEncoding):
             q (Tensor): Scaled queries ``(T, heads, Nq, d)``.
             k (Tensor): Keys ``(T, heads, Nk, d)``.
             geometry (WindowGeometry): Where they lie.
-            region (Tensor, optional): ``(T, Nq)`` int8, -1 to 3. None means that all slots see each other.
+            region (Tensor, optional): ``(T, Nq)`` long, -1 to 3. None means that all slots see each other.
 
         Returns:
             tuple: q and k as the other encoding returns them, and the bias ``(T, heads, Nq, Nk)``.
         """
         scale = self._scale(q, region)
-        q, k, bias = call_rpe(self.inner, q, k, geometry, region)
+        q, k, bias = self.inner(q, k, geometry, region)
         return q, k, scale * bias
 
     def _scale(self, q: Tensor, region: Optional[Tensor]) -> Tensor:
@@ -96,16 +85,15 @@ class DynamicRPE(RelativePositionEncoding):
         if region is None:
             means = tokens.mean(1, keepdim=True)
         else:
-            member = F.one_hot(region.long() + 1, _REGIONS).to(tokens.dtype)
+            member = (region[..., None] + 1 == torch.arange(_REGIONS, device=region.device)).to(tokens.dtype)
             share = member / member.sum(1, keepdim=True).clamp(min=1)
             with torch.autocast(q.device.type, enabled=False):
                 means = share.transpose(1, 2) @ tokens
-        first, activation, last = self.scale_mlp
-        scale = 2 * wide_linear(activation(wide_linear(means, first)), last).sigmoid()
+        scale = 2 * call_wide(self.scale_mlp, means).sigmoid()
         if region is not None:
-            scale = scale.gather(1, (region.long() + 1)[..., None].expand(-1, -1, self.num_heads))
+            scale = scale.gather(1, (region + 1)[..., None].expand(-1, -1, self.num_heads))
         return scale.transpose(1, 2)[..., None]
 
-    def values(self, weights: Tensor, geometry: WindowGeometry) -> Tensor:
+    def values(self, weights: Tensor, geometry: WindowGeometry) -> Optional[Tensor]:
         """What the other encoding adds to the output, ``(T, heads, Nq, d)``."""
         return self.inner.values(weights, geometry)

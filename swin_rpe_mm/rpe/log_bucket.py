@@ -6,9 +6,9 @@ from mmengine.model.weight_init import trunc_normal_
 from torch import Tensor, nn
 
 from ..registry import MODELS
-from .base import RelativePositionEncoding
+from .base import RelativePositionEncoding, kept
 from .buckets import bucket_rows, bucketing
-from .offsets import WindowGeometry
+from ..windows.geometry import WindowGeometry
 from .table import lookup
 
 
@@ -27,8 +27,6 @@ class LogBucketRPE(RelativePositionEncoding):
     Raises:
         InputError: If a value is not allowed, or an option is given that the form does not use.
     """
-    fixed_bias = True
-
     def __init__(self,
                  form: str = 'sign_log',
                  join: str = 'product',
@@ -59,9 +57,9 @@ class LogBucketRPE(RelativePositionEncoding):
         for table in self.tables:
             trunc_normal_(table, std=0.02)
 
-    def forward(self, q: Tensor, k: Tensor, geometry: WindowGeometry) -> Tuple[Tensor, Tensor, Tensor]:
-        """See :meth:`~.base.RelativePositionEncoding.forward`; the bias is ``(heads, Nq, Nk)``."""
+    def bias(self, geometry: WindowGeometry) -> Tensor:
+        """See :meth:`~.base.RelativePositionEncoding.bias`."""
         tables = self.tables
-        rows = bucket_rows(geometry, self.bucketing, tables[0].device)
+        rows = kept(bucket_rows, geometry, self.bucketing, tables[0].device)
         bias, *others = (lookup(table, index) for table, index in zip(tables, rows))
-        return q, k, sum(others, bias)
+        return sum(others, bias)

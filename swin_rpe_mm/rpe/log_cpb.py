@@ -7,11 +7,11 @@ from mmengine.model.weight_init import trunc_normal_
 from torch import Tensor, nn
 
 from ..errors import InputError
-from ..index_cache import index_cache
 from ..registry import MODELS
-from .base import RelativePositionEncoding, Window
-from .offsets import Device, WindowGeometry, all_offsets
-from .precision import wide_linear
+from .base import RelativePositionEncoding, Window, kept
+from ..windows.geometry import WindowGeometry
+from .offsets import Device, all_offsets
+from .precision import call_wide, place_of
 from .table import lookup, offset_rows
 
 
@@ -38,8 +38,6 @@ class LogCPB(RelativePositionEncoding):
     Raises:
         InputError: If a value is not allowed.
     """
-    fixed_bias = True
-
     def __init__(self,
                  pretrained_window_size: Union[None, int, Tuple[int, ...]] = None,
                  log: bool = True,
@@ -69,21 +67,18 @@ class LogCPB(RelativePositionEncoding):
         nn.init.zeros_(hidden.bias)
         trunc_normal_(out.weight, std=0.02)
 
-    def forward(self, q: Tensor, k: Tensor, geometry: WindowGeometry) -> Tuple[Tensor, Tensor, Tensor]:
-        """See :meth:`~.base.RelativePositionEncoding.forward`; the bias is ``(heads, Nq, Nk)``."""
-        hidden, activation, out = self.cpb_mlp
-        device = hidden.weight.device
-        dtype = torch.promote_types(hidden.weight.dtype, torch.float32)
-        coordinates = cpb_coordinates(geometry, self.pretrained_window_size, self.log, dtype, device)
-        table = 16 * torch.sigmoid(wide_linear(activation(wide_linear(coordinates, hidden)), out))
-        return q, k, lookup(table, offset_rows(geometry, geometry, device))
+    def bias(self, geometry: WindowGeometry) -> Tensor:
+        """See :meth:`~.base.RelativePositionEncoding.bias`."""
+        device, dtype = place_of(self.cpb_mlp)
+        coordinates = kept(cpb_coordinates, geometry, self.pretrained_window_size, self.log, dtype, device)
+        table = 16 * torch.sigmoid(call_wide(self.cpb_mlp, coordinates))
+        return lookup(table, kept(offset_rows, geometry, geometry, device))
 
 
-@index_cache(64)
 def cpb_coordinates(geometry: WindowGeometry, pretrained: Window, log: bool, dtype: torch.dtype,
                     device: Device = 'cpu') -> Tensor:
     """What the network of :class:`LogCPB` sees of every offset, ``(offsets, axes)``, rows as of ``offset_rows``."""
-    scale = torch.tensor([8 / max(size - 1, 1) for size in pretrained], dtype=torch.float64)
+    scale = torch.tensor([8 / max(size - 1, 1) for size in pretrained], dtype=torch.float64, device='cpu')
     x = all_offsets(geometry).flatten(1).T * scale
     if log:
         x = x.sign() * torch.log2(1 + x.abs()) / 3

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from ..errors import InputError
 from ..registry import MODELS
-from .base import RelativePositionEncoding
-from .offsets import WindowGeometry
+from .base import RelativePositionEncoding, kept
+from ..windows.geometry import WindowGeometry
 from .precision import widened
 from .table import lookup, offset_rows
 
@@ -28,8 +28,6 @@ class LowRankRPE(RelativePositionEncoding):
     Raises:
         InputError: If ``rank`` is no whole number from 1.
     """
-    fixed_bias = True
-
     def __init__(self, rank: int = 2, **window):
         super().__init__(**window)
         if not isinstance(rank, int) or isinstance(rank, bool) or rank < 1:
@@ -48,8 +46,8 @@ class LowRankRPE(RelativePositionEncoding):
     def offset_tables(self) -> Dict[str, Tuple[int, ...]]:
         return {f'relative_position_bias_tables.{axis}': (axis, ) for axis in range(len(self.sides))}
 
-    def forward(self, q: Tensor, k: Tensor, geometry: WindowGeometry) -> Tuple[Tensor, Tensor, Tensor]:
-        """See :meth:`~.base.RelativePositionEncoding.forward`; the bias is ``(heads, Nq, Nk)``.
+    def bias(self, geometry: WindowGeometry) -> Tensor:
+        """See :meth:`~.base.RelativePositionEncoding.bias`.
 
         Raises:
             InputError: If the geometry has offsets that the tables have no row for.
@@ -58,4 +56,4 @@ class LowRankRPE(RelativePositionEncoding):
         terms = first
         for table in others:
             terms = (terms[:, None] * table).flatten(0, 1)
-        return q, k, lookup(terms.sum(-1), offset_rows(geometry, self.geometry, first.device))
+        return lookup(terms.sum(-1), kept(offset_rows, geometry, self.geometry, first.device))

@@ -5,10 +5,10 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InputError
-from ..index_cache import index_cache
 from ..registry import MODELS
-from .base import RelativePositionEncoding
-from .offsets import Device, WindowGeometry, coordinates
+from .base import RelativePositionEncoding, kept
+from ..windows.geometry import WindowGeometry
+from .offsets import Device, coordinates
 from .precision import widened
 
 ROTARY_MODES = ('mixed', 'axial')
@@ -36,8 +36,6 @@ class RotaryRPE(RelativePositionEncoding):
         InputError: If a value is not allowed, or channels cannot be split: ``head_dim`` must be even, with ``axial`` a
             multiple of twice the number of axes.
     """
-    rotates = True
-
     def __init__(self, mode: str = 'mixed', theta: float = 10., **window):
         super().__init__(**window)
         if mode not in ROTARY_MODES:
@@ -61,10 +59,10 @@ class RotaryRPE(RelativePositionEncoding):
             axial = axial_freqs(axes, self.head_dim, self.theta)
             self.freqs.copy_(torch.einsum('hab,bp->ahp', _random_rotations(heads, axes), axial))
 
-    def forward(self, q: Tensor, k: Tensor, geometry: WindowGeometry) -> Tuple[Tensor, Tensor, None]:
-        """See :meth:`~.base.RelativePositionEncoding.forward`; the results have the dtypes of q and k."""
-        at_queries, at_keys = coordinates(geometry, q.device)
-        return self._rotate(q, at_queries), self._rotate(k, at_keys), None
+    def rotate(self, q: Tensor, k: Tensor, geometry: WindowGeometry) -> Tuple[Tensor, Tensor]:
+        """See :meth:`~.base.RelativePositionEncoding.rotate`."""
+        at_queries, at_keys = kept(coordinates, geometry, q.device)
+        return self._rotate(q, at_queries), self._rotate(k, at_keys)
 
     def _rotate(self, x: Tensor, at: Tensor) -> Tensor:
         dtype = widened(x).dtype
@@ -72,7 +70,7 @@ class RotaryRPE(RelativePositionEncoding):
             freqs = self.freqs
             dtype = torch.promote_types(dtype, freqs.dtype)
         else:
-            freqs = axial_freqs(len(at), self.head_dim, self.theta, x.device)[:, None]
+            freqs = kept(axial_freqs, len(at), self.head_dim, self.theta, x.device)[:, None]
         # no matrix product, which autocast would compute in half precision: (axes, heads, N, d / 2)
         angles = (at[:, None, :, None] * freqs.to(dtype)[:, :, None]).sum(0)
         cos, sin = angles.cos(), angles.sin()
@@ -80,13 +78,12 @@ class RotaryRPE(RelativePositionEncoding):
         return torch.stack([first * cos - second * sin, first * sin + second * cos], dim=-1).flatten(-2).to(x.dtype)
 
 
-@index_cache(64)
 def axial_freqs(axes: int, head_dim: int, theta: float, device: Device = 'cpu') -> Tensor:
     """Frequency of every pair along each axis, ``(axes, head_dim / 2)`` float64: not zero along one axis only."""
-    pairs = torch.arange(head_dim // 2)
+    pairs = torch.arange(head_dim // 2, device='cpu')
     per_axis = -(-len(pairs) // axes)
     magnitude = theta**(-2 * axes * (pairs % per_axis).double() / head_dim)
-    own = torch.arange(axes)[:, None] == pairs // per_axis
+    own = torch.arange(axes, device='cpu')[:, None] == pairs // per_axis
     return (own * magnitude).to(device)
 
 

@@ -2,65 +2,52 @@
 from typing import Optional, Sequence, Tuple
 
 from mmengine.model import ModuleList
-from torch import Tensor, nn
+from torch import Tensor
 
+from ..windows.geometry import WindowGeometry
 from .base import RelativePositionEncoding
-from .offsets import WindowGeometry
 
 
 class SumRPE(RelativePositionEncoding):
-    """Encodings one after the other: each gets the queries and keys that the one before returned; biases add up.
+    """Encodings one after the other: each gets the queries and keys that the one before returned; what they add to the
+    logits and to the output adds up.
 
     Args:
-        encodings (Sequence[nn.Module]): The encodings.
+        encodings (Sequence[RelativePositionEncoding]): The encodings.
         **window: Arguments of :class:`~.base.RelativePositionEncoding`.
     """
 
-    def __init__(self, encodings: Sequence[nn.Module], **window):
+    def __init__(self, encodings: Sequence[RelativePositionEncoding], **window):
         super().__init__(**window)
         self.encodings = ModuleList(encodings)
 
-    @property
-    def uses_region(self) -> bool:
-        return any(getattr(encoding, 'uses_region', False) for encoding in self.encodings)
-
-    @property
-    def rotates(self) -> bool:
-        return any(getattr(encoding, 'rotates', False) for encoding in self.encodings)
-
-    @property
-    def adds_values(self) -> bool:
-        return any(getattr(encoding, 'adds_values', False) for encoding in self.encodings)
-
-    @property
-    def fixed_bias(self) -> bool:
-        return all(getattr(encoding, 'fixed_bias', False) for encoding in self.encodings)
+    def gives(self, method: str) -> bool:
+        """Whether one of them gives it."""
+        return any(encoding.gives(method) for encoding in self.encodings)
 
     def init_weights(self) -> None:
         for encoding in self.encodings:
-            if hasattr(encoding, 'init_weights'):
-                encoding.init_weights()
+            encoding.init_weights()
 
-    def forward(self, q: Tensor, k: Tensor, geometry: WindowGeometry,
+    def forward(self,
+                q: Tensor,
+                k: Tensor,
+                geometry: WindowGeometry,
                 region: Optional[Tensor] = None) -> Tuple[Tensor, Tensor, Optional[Tensor]]:
         """See :meth:`~.base.RelativePositionEncoding.forward`."""
         total = None
         for encoding in self.encodings:
-            q, k, bias = call_rpe(encoding, q, k, geometry, region)
-            if bias is not None:
-                total = bias if total is None else total + bias
+            q, k, term = encoding(q, k, geometry, region)
+            if term is not None:
+                total = term if total is None else total + term
         return q, k, total
 
-    def values(self, weights: Tensor, geometry: WindowGeometry) -> Tensor:
-        """What the encodings add to the output, ``(T, heads, Nq, d)``."""
-        return sum(encoding.values(weights, geometry) for encoding in self.encodings
-                   if getattr(encoding, 'adds_values', False))
+    def bias(self, geometry: WindowGeometry) -> Optional[Tensor]:
+        """The sum of their biases."""
+        biases = [encoding.bias(geometry) for encoding in self.encodings if encoding.gives('bias')]
+        return sum(biases[1:], biases[0]) if biases else None
 
-
-def call_rpe(rpe: nn.Module, q: Tensor, k: Tensor, geometry: WindowGeometry,
-             region: Optional[Tensor]) -> Tuple[Tensor, Tensor, Optional[Tensor]]:
-    """Call an encoding, with the regions of the slots if it uses them."""
-    if getattr(rpe, 'uses_region', False):
-        return rpe(q, k, geometry, region)
-    return rpe(q, k, geometry)
-
+    def values(self, weights: Tensor, geometry: WindowGeometry) -> Optional[Tensor]:
+        """What they add to the output, ``(T, heads, Nq, d)``."""
+        added = [encoding.values(weights, geometry) for encoding in self.encodings if encoding.gives('values')]
+        return sum(added[1:], added[0]) if added else None

@@ -7,11 +7,10 @@ from mmengine.model.weight_init import trunc_normal_
 from torch import Tensor, nn
 
 from ..errors import InputError
-from ..index_cache import index_cache
 from ..registry import MODELS
-from .base import RelativePositionEncoding
-from .offsets import Device, WindowGeometry, joint_index, offset_range, offsets
-from .precision import widened
+from .base import RelativePositionEncoding, kept
+from ..windows.geometry import WindowGeometry
+from .offsets import Device, joint_index, offset_range, offsets
 
 
 @MODELS.register_module()
@@ -25,8 +24,6 @@ class TableRPE(RelativePositionEncoding):
     Args:
         **window: Arguments of :class:`~.base.RelativePositionEncoding`.
     """
-    fixed_bias = True
-
     def __init__(self, **window):
         super().__init__(**window)
         rows = torch.Size(self.sides).numel()
@@ -39,23 +36,23 @@ class TableRPE(RelativePositionEncoding):
     def offset_tables(self) -> Dict[str, Tuple[int, ...]]:
         return {'relative_position_bias_table': tuple(range(len(self.window_size)))}
 
-    def forward(self, q: Tensor, k: Tensor, geometry: WindowGeometry) -> Tuple[Tensor, Tensor, Tensor]:
-        """See :meth:`~.base.RelativePositionEncoding.forward`; the bias is ``(heads, Nq, Nk)``.
+    def bias(self, geometry: WindowGeometry) -> Tensor:
+        """See :meth:`~.base.RelativePositionEncoding.bias`.
 
         Raises:
             InputError: If the geometry has offsets that the table has no row for.
         """
         table = self.relative_position_bias_table
-        return q, k, lookup(table, offset_rows(geometry, self.geometry, table.device))
+        return lookup(table, kept(offset_rows, geometry, self.geometry, table.device))
 
 
 def lookup(table: Tensor, rows: Tensor) -> Tensor:
     """Rows ``(Nq, Nk)`` of a table ``(R, heads)`` as a bias ``(heads, Nq, Nk)``, in float32 or wider."""
+    wide = table.to(torch.promote_types(table.dtype, torch.float32))
     # embedding's gradient sums duplicates much faster than that of indexing
-    return F.embedding(rows.flatten(), widened(table)).T.unflatten(1, rows.shape)
+    return F.embedding(rows.flatten(), wide).T.unflatten(1, rows.shape)
 
 
-@index_cache(64)
 def offset_rows(geometry: WindowGeometry, table: WindowGeometry, device: Device = 'cpu') -> Tensor:
     """Row of each pair's offset in a table over all offsets of the windows ``table``, ``(Nq, Nk)`` long.
 

@@ -1,32 +1,30 @@
-"""The extent of each image in a batch."""
+"""The extent of each image in a batch: how much of the padded tensor is real, as a tensor ``(B, 2)``."""
 from typing import Tuple
 
+import torch
 from torch import Tensor
 
-Size = Tuple[int, int]
-Extents = Tuple[Size, ...]
+
+def merge_extents(extents: Tensor, stride: Tuple[int, int]) -> Tensor:
+    """Extents after patches of ``stride`` became one token each: a token is real if any part of it is.
+
+    Args:
+        extents (Tensor): ``(B, 2)`` long.
+        stride (tuple[int, int]): Height and width of a patch.
+    """
+    h, w = (torch.div(extents[:, axis] + step - 1, step, rounding_mode='floor') for axis, step in enumerate(stride))
+    return torch.stack([h, w], dim=1)
 
 
-def merge_extents(extents: Extents, stride: Size) -> Extents:
-    """Extents after patches of ``stride`` became one token each: a token is real if any part of it is."""
-    return tuple((-(-h // stride[0]), -(-w // stride[1])) for h, w in extents)
-
-
-def zero_outside(maps: Tensor, extents: Extents) -> Tensor:
+def zero_outside(maps: Tensor, extents: Tensor) -> Tensor:
     """Set everything outside the extents to zero.
 
     Args:
         maps (Tensor): ``(B, C, H, W)``, any memory format.
-        extents (tuple): Height and width per image, in units of the map.
-
-    Returns:
-        Tensor: ``maps`` itself if nothing lies outside, a new tensor otherwise.
+        extents (Tensor): ``(B, 2)``, height and width per image in units of the map.
     """
-    size = tuple(maps.shape[-2:])
-    if all(extent == size for extent in extents):
-        return maps
-    inside = maps.new_zeros((len(extents), 1, *size))
-    for mask, (h, w) in zip(inside, extents):
-        mask[:, :h, :w] = 1
+    rows = torch.arange(maps.shape[2], device=maps.device) < extents[:, :1]
+    columns = torch.arange(maps.shape[3], device=maps.device) < extents[:, 1:]
+    inside = (rows[:, :, None] & columns[:, None])[:, None]
     # not a product: padding may hold anything, and 0 * inf is not 0
-    return maps.masked_fill(inside == 0, 0)
+    return torch.where(inside, maps, 0)

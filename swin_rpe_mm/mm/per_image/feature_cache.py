@@ -3,7 +3,7 @@ from typing import Optional, Sequence, Tuple
 
 from torch import Tensor, nn
 
-from ..extents import Extents, merge_extents
+from ..extents import Extents, Size
 
 Maps = Tuple[Tensor, ...]
 
@@ -26,7 +26,7 @@ def get_features(image: Tensor, backbone: nn.Module) -> Optional[Maps]:
     return maps if owner is backbone else None
 
 
-def cut_features(maps: Sequence[Tensor], strides: Sequence[Tuple[int, int]], extents: Extents) -> Tuple[Maps, ...]:
+def cut_features(maps: Sequence[Tensor], strides: Sequence[Size], extents: Extents) -> Tuple[Maps, ...]:
     """Each image's features without those of its padding.
 
     Args:
@@ -37,7 +37,7 @@ def cut_features(maps: Sequence[Tensor], strides: Sequence[Tuple[int, int]], ext
     Returns:
         tuple: For each image its maps, ``(1, C_i, h_i, w_i)``.
     """
-    sizes = [merge_extents(extents, stride) for stride in strides]
+    sizes = [[(-(-h // down), -(-w // across)) for h, w in extents] for down, across in strides]
     return tuple(
         tuple(values[i:i + 1, :, :size[i][0], :size[i][1]].contiguous() for values, size in zip(maps, sizes))
         for i in range(len(extents)))

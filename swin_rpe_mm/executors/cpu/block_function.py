@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ..windows import Part
-from .backends import values_by_heads, weights_by_heads
+from .by_heads import values_by_heads, weights_by_heads
+from .parts import Part
 from .products import Product, ProductGradients
 
 

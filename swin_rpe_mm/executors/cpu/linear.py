@@ -4,17 +4,14 @@ What comes before a linear layer, a norm or an activation, is much cheaper than 
 kept for the gradient of the weight but computed again, and it never leaves the cache, since rows are taken a few
 thousand at a time.
 """
-from typing import Callable, Iterable, Iterator, Optional, Tuple
+from typing import Callable, Iterable, Iterator, Optional, Sequence, Tuple
 
-import mmcv.cnn
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
+from ..tuning import current
 from .products import Product, ProductGradients, autocast_dtype
-
-_ROWS_AT_ONCE = 2048
 
 
 def prepared(layer: nn.Linear, before: Optional[nn.Module] = None, rows: int = 0,
@@ -22,7 +19,7 @@ def prepared(layer: nn.Linear, before: Optional[nn.Module] = None, rows: int = 0
     """``layer`` for a series of calls between which its weight does not change.
 
     Args:
-        layer (nn.Linear): The layer; one with forward hooks, or of a derived class, is called as it is.
+        layer (nn.Linear): The layer.
         before (nn.Module, optional): What the input goes through first. With gradients, what a layer norm or GELU gives
             is not kept for the backward pass.
         rows (int): How many rows most calls have, see :class:`~.products.Product`.
@@ -31,8 +28,6 @@ def prepared(layer: nn.Linear, before: Optional[nn.Module] = None, rows: int = 0
     Returns:
         Callable: From rows ``(R, in_features)`` to ``layer(before(rows))[:, outputs]``.
     """
-    if not is_plain(layer) or torch.compiler.is_compiling():
-        return lambda x: layer(x if before is None else before(x))[:, outputs]
     if torch.is_grad_enabled() and outputs == slice(None):
         if can_recompute(before):
             scale, shift, eps = (getattr(before, name, None) for name in ('weight', 'bias', 'eps'))
@@ -45,8 +40,6 @@ def prepared(layer: nn.Linear, before: Optional[nn.Module] = None, rows: int = 0
 
 def norm_linear(x: Tensor, scale: Tensor, shift: Tensor, eps: float, weight: Tensor) -> Tensor:
     """A layer norm of rows ``(R, C)`` and a linear layer without bias; the norm is not kept for the backward pass."""
-    if torch.compiler.is_compiling():
-        return F.linear(F.layer_norm(x, scale.shape, scale, shift, eps), weight)
     return _LinearAfter.apply(x, False, scale, shift, eps, weight, None)
 
 
@@ -77,21 +70,10 @@ def by_rows(function: Callable[[Tensor], Tensor], rows: int) -> Callable[[Tensor
     return lambda x: run_in_parts(function, x.split(rows), len(x))
 
 
-def is_plain(module: nn.Module) -> bool:
-    """Whether a module is a layer that the functions here may compute in its place: of a known class, without hooks."""
-    known = type(module) in (nn.Linear, mmcv.cnn.Linear, nn.LayerNorm, nn.GELU)
-    return known and not has_hooks(module)
-
-
-def has_hooks(module: nn.Module) -> bool:
-    """Whether someone wants to see what goes into a module or comes out of it."""
-    return bool(module._forward_hooks or module._forward_pre_hooks)
-
-
 def can_recompute(before: Optional[nn.Module]) -> bool:
     """Whether the backward pass here can do without what ``before`` gives."""
-    if before is None or not is_plain(before):
-        return before is None
+    if before is None:
+        return True
     if isinstance(before, nn.GELU):
         return before.approximate == 'none'
     return isinstance(before, nn.LayerNorm) and before.weight is not None and before.bias is not None
@@ -113,9 +95,12 @@ class _LinearAfter(torch.autograd.Function):
             return out
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, grad: Tensor):
         x, scale, shift, weight, bias = ctx.saved_tensors
+        if torch.is_grad_enabled():  # a derivative of this one will be asked for
+            return differentiable(lambda x, _, scale, shift, eps, weight, bias: F.linear(
+                _before(ctx, x, scale, shift)[0], weight, bias), (x, None, scale, shift, None, weight, bias), grad,
+                ctx.needs_input_grad)
         need_x, _, need_scale, need_shift, _, need_weight, need_bias = ctx.needs_input_grad
         grad = grad.contiguous()
         to_x = torch.empty_like(x, memory_format=torch.contiguous_format)
@@ -139,6 +124,23 @@ class _LinearAfter(torch.autograd.Function):
         return to_x, None, to_scale, to_shift, None, layer.weight, layer.bias
 
 
+def differentiable(function: Callable[..., Tensor], arguments: Sequence[Optional[Tensor]], grad: Tensor,
+                   needed: Sequence[bool]) -> Tuple[Optional[Tensor], ...]:
+    """Gradients of a function, by autograd, that can be differentiated again: None where they are not needed.
+
+    Args:
+        function (Callable): From the arguments to a tensor.
+        arguments (Sequence[Tensor | None]): As they were saved.
+        grad (Tensor): The gradient of what the function gives.
+        needed (Sequence[bool]): For each argument whether its gradient is.
+    """
+    # a view of its own for each, since one argument may be made of another
+    own = [argument.view_as(argument) if isinstance(argument, Tensor) else argument for argument in arguments]
+    wanted = [argument for argument, flag in zip(own, needed) if flag]
+    found = iter(torch.autograd.grad(function(*own), wanted, grad, create_graph=True, allow_unused=True))
+    return tuple(next(found) if flag else None for flag in needed)
+
+
 def _before(ctx, x: Tensor, scale: Optional[Tensor], shift: Optional[Tensor]) -> Tuple[Tensor, ...]:
     """What comes before the layer gives, and for a norm the mean and the inverse deviation of each row."""
     if scale is not None:
@@ -148,10 +150,10 @@ def _before(ctx, x: Tensor, scale: Optional[Tensor], shift: Optional[Tensor]) ->
 
 def _rows(x: Tensor) -> int:
     """How many rows most parts have; 0 where there is but one."""
-    return _ROWS_AT_ONCE if x.device.type == 'cpu' and len(x) >= _ROWS_AT_ONCE else 0
+    return current().rows_at_once if len(x) >= current().rows_at_once else 0
 
 
 def _parts(x: Tensor) -> Iterator[slice]:
-    """Rows to take at once: on a CPU a few thousand."""
+    """Rows to take at once: a few thousand."""
     step = _rows(x) or max(len(x), 1)
     return (slice(first, first + step) for first in range(0, len(x), step))

@@ -15,8 +15,8 @@ from typing import Iterator, List, NamedTuple, Optional, Tuple
 import torch
 from torch import Tensor
 
-from ..index_cache import index_cache
-from ..windows.layout import WindowLayout, key_patterns
+from .index_cache import index_cache
+from .packed import PackedLayout, key_patterns
 from .parts import cut_into_parts
 
 
@@ -26,6 +26,7 @@ class KeyGroup(NamedTuple):
     Attributes:
         windows (slice): The windows.
         keys (Tensor, optional): ``(M,)`` long, which of the layout's key slots; None for all of them.
+        pattern (int): The same for all groups of a layout with the same ``keys``.
         size (int): M.
         step (int): How far the keys of the next window begin from those of the one before.
         rows (Tensor): ``((G - 1) * step + M,)`` long, the packed token of each key.
@@ -34,6 +35,7 @@ class KeyGroup(NamedTuple):
     """
     windows: slice
     keys: Optional[Tensor]
+    pattern: int
     size: int
     step: int
     rows: Tensor
@@ -64,45 +66,45 @@ class KeyGroup(NamedTuple):
 Groups = Tuple[KeyGroup, ...]
 
 
-def all_keys(layout: WindowLayout) -> KeyGroup:
+def all_keys(layout: PackedLayout) -> KeyGroup:
     """All windows of a layout with all their keys; ``visible`` has the neighbours too."""
     windows, keys = layout.key_rows.shape
-    return KeyGroup(slice(0, windows), None, keys, keys, layout.key_rows.flatten(), layout.key_valid.flatten(),
+    return KeyGroup(slice(0, windows), None, 0, keys, keys, layout.key_rows.flatten(), layout.key_valid.flatten(),
                     layout.visible)
 
 
 @index_cache(64)
-def group_by_keys(layout: WindowLayout, key_size: Tuple[int, ...]) -> Groups:
+def group_by_keys(layout: PackedLayout, key_size: Tuple[int, ...]) -> Groups:
     """The windows of a layout without neighbours by the keys that they see.
 
     Args:
-        layout (WindowLayout): The layout.
+        layout (PackedLayout): The layout.
         key_size (tuple[int, ...]): How many keys a window has along each axis.
     """
     plain = layout.plain
     down_columns = torch.arange(layout.key_rows.shape[1]).view(key_size).movedim(-1, 0).flatten()
     down_columns = down_columns.to(layout.key_rows.device)
-    groups = _strips(layout, slice(0, plain), down_columns, layout.visible[:0]) if plain else []
+    groups = _strips(layout, slice(0, plain), down_columns, 0, layout.visible[:0]) if plain else []
     patterns, counts = torch.unique_consecutive(
         key_patterns(layout.visible, layout.valid[plain:]), dim=0, return_counts=True)
     last = plain
-    for pattern, count in zip(patterns, counts.tolist()):
+    for number, (pattern, count) in enumerate(zip(patterns, counts.tolist()), 1):
         windows = slice(last, last + count)
         last = windows.stop
         keys = down_columns[pattern[1:][down_columns]]
         # padding slots, whose own keys may be left out, see all: no row of an attention matrix is ever empty
         visible = layout.visible[windows.start - plain:windows.stop - plain, :, keys] | ~layout.valid[windows, :, None]
-        groups += _strips(layout, windows, keys, visible if pattern[0] else visible[:0])
+        groups += _strips(layout, windows, keys, number, visible if pattern[0] else visible[:0])
     return tuple(groups)
 
 
 @index_cache(64)
-def groups_of_parts(layout: WindowLayout, windows: int,
+def groups_of_parts(layout: PackedLayout, windows: int,
                     key_size: Optional[Tuple[int, ...]] = None) -> Tuple[Groups, ...]:
     """For each part of ``cut_into_parts(layout, windows)`` the groups of its windows, counted from the part's first.
 
     Args:
-        layout (WindowLayout): The layout.
+        layout (PackedLayout): The layout.
         windows (int): How many windows a part may have.
         key_size (tuple[int, ...], optional): As for :func:`group_by_keys`; None leaves all windows all their keys.
     """
@@ -120,7 +122,7 @@ def _of_part(groups: Groups, windows: slice) -> Groups:
     return tuple(found)
 
 
-def _strips(layout: WindowLayout, windows: slice, keys: Tensor, visible: Tensor) -> List[KeyGroup]:
+def _strips(layout: PackedLayout, windows: slice, keys: Tensor, pattern: int, visible: Tensor) -> List[KeyGroup]:
     """A group of windows, cut where the keys of one do not overlap with those of the next."""
     rows, valid = layout.key_rows[windows][:, keys], layout.key_valid[windows][:, keys]
     count, size = rows.shape
@@ -144,5 +146,5 @@ def _strips(layout: WindowLayout, windows: slice, keys: Tensor, visible: Tensor)
     for start, stop, step in runs:
         strip = [torch.cat([part[start], part[start + 1:stop, -step:].flatten()]) for part in (rows, valid)]
         own = slice(windows.start + start, windows.start + stop)
-        groups.append(KeyGroup(own, keys, size, step, *strip, visible[start:stop]))
+        groups.append(KeyGroup(own, keys, pattern, size, step, *strip, visible[start:stop]))
     return groups

@@ -2,6 +2,7 @@
 import math
 from typing import Optional, Tuple
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -61,3 +62,28 @@ def fit_input_channels(weight: Tensor, channels: int, mode: Optional[str]) -> Te
     else:
         fitted = weight[:, [channel % old for channel in range(channels)]]
     return fitted * (old / channels)
+
+
+def cubic_matrix(length: int, extents: Tensor, source: int) -> Tensor:
+    """Bicubic interpolation along an axis as a product.
+
+    The weights of ``torch.nn.functional.interpolate(mode='bicubic', align_corners=False)`` (Keys 1981 with a = -0.75),
+    for images of different extents at once, and without a shape that depends on them.
+
+    Args:
+        length (int): Entries of the result.
+        extents (Tensor): ``(B,)``, over how many of them each image's source is stretched; what lies beyond is of no
+            account.
+        source (int): Entries of the source.
+
+    Returns:
+        Tensor: ``(B, length, source)`` float32.
+    """
+    at = (torch.arange(length, device=extents.device) + 0.5) * (source / extents[:, None]) - 0.5
+    first = at.floor()
+    t = (at - first)[..., None] + torch.tensor([1., 0., -1., -2.], device=at.device)  # distance to the four taps
+    t = t.abs()
+    near, far = ((1.25 * t - 2.25) * t) * t + 1, ((-0.75 * t + 3.75) * t - 6) * t + 3
+    weights = torch.where(t <= 1, near, far)
+    taps = (first.long()[..., None] + torch.arange(-1, 3, device=at.device)).clamp(0, source - 1)
+    return (weights[..., None] * (taps[..., None] == torch.arange(source, device=at.device))).sum(-2)

@@ -10,10 +10,9 @@ from typing import NamedTuple, Tuple
 import torch
 from torch import Tensor
 
-from ..index_cache import index_cache
-from ..windows.layout import WindowLayout
-
-_STEP = 8  # windows
+from .index_cache import index_cache
+from .packed import PackedLayout
+from ..tuning import current
 
 
 class Part(NamedTuple):
@@ -22,12 +21,12 @@ class Part(NamedTuple):
     Attributes:
         windows (slice): Which.
         tokens (Tensor): ``(P,)`` long, the packed tokens they hold, in the order of their slots.
-        layout (WindowLayout): The windows over these P tokens alone. It knows no keys beyond them, see
+        layout (PackedLayout): The windows over these P tokens alone. It knows no keys beyond them, see
             :class:`~.key_groups.KeyGroup`.
     """
     windows: slice
     tokens: Tensor
-    layout: WindowLayout
+    layout: PackedLayout
 
 
 class Parts(NamedTuple):
@@ -41,22 +40,26 @@ class Parts(NamedTuple):
     tokens: int
 
 
-@index_cache(64)
-def cut_into_parts(layout: WindowLayout, windows: int) -> Parts:
+def cut_into_parts(layout: PackedLayout, windows: int) -> Parts:
     """Cut a layout without neighbours into parts.
 
-    Most have the same number of windows, all of them full, a multiple of ``_STEP``: few numbers of tokens occur,
-    whatever the sizes of the maps.
+    Most have the same number of windows, all of them full, a multiple of the tuning's ``window_step``: few numbers of
+    tokens occur, whatever the sizes of the maps.
 
     Args:
-        layout (WindowLayout): The layout.
+        layout (PackedLayout): The layout.
         windows (int): How many windows a part may have.
     """
+    return _cut(layout, windows, current().window_step)
+
+
+@index_cache(64)
+def _cut(layout: PackedLayout, windows: int, window_step: int) -> Parts:
     total = len(layout.slots)
     if total <= windows:
         return Parts((_part(layout, slice(0, total)), ), 0)
     full = int(layout.valid.all(1).sum())
-    step = full // -(-full // windows) // _STEP * _STEP if full else 0
+    step = full // -(-full // windows) // window_step * window_step if full else 0
     sizes = [step] * (full // step) if step else []
     rest = total - sum(sizes)
     sizes += [len(piece) for piece in torch.arange(rest).chunk(-(-rest // windows))] if rest else []
@@ -65,7 +68,7 @@ def cut_into_parts(layout: WindowLayout, windows: int) -> Parts:
     return Parts(parts, step * layout.slots.shape[1])
 
 
-def _part(layout: WindowLayout, windows: slice) -> Part:
+def _part(layout: PackedLayout, windows: slice) -> Part:
     held, valid, region = layout.packed_slots[windows], layout.valid[windows], layout.region[windows]
     home = valid.flatten().nonzero().flatten()
     if len(home) == held.numel():  # most parts
@@ -75,7 +78,7 @@ def _part(layout: WindowLayout, windows: slice) -> Part:
         tokens, holes = held.flatten()[home], (~taken).nonzero().flatten()
         slots = (taken.cumsum(0) - 1).clamp_(min=0).view_as(valid)
     masked = slice(max(windows.start - layout.plain, 0), max(windows.stop - layout.plain, 0))
-    own = WindowLayout(slots, valid, region, slots, valid, region, home, holes,
+    own = PackedLayout(slots, valid, region, slots, valid, home, holes,
                        torch.arange(len(home), device=home.device), home[:0], layout.image_of_token[tokens],
                        min(max(layout.plain - windows.start, 0), len(valid)), layout.visible[masked],
                        layout.batch_size, layout.neighbours[windows])

@@ -1,0 +1,82 @@
+"""mm's names of what belongs to an encoding, and the paths that it has here.
+
+mm keeps Swin's table and SwinV2's network directly in the attention module. Here they belong to the encoding, and every
+key is the path of a parameter: ``attn.w_msa.rpe.relative_position_bias_table`` for mm's
+``attn.w_msa.relative_position_bias_table``, and ``attn.w_msa.rpe.cpb_mlp.0.weight`` likewise. Files of earlier versions
+have mm's names.
+"""
+import re
+from collections.abc import Mapping
+from typing import Dict, Iterator, Optional, Tuple
+
+from torch import Tensor, nn
+
+from ..models.block import WindowAttention
+from ..rpe import LogCPB, TableRPE
+
+TABLE = 'relative_position_bias_table'
+# what mm has in the attention module, and the encoding that it belongs to here
+_IN_MM_PLACE = {TABLE: TableRPE, 'cpb_mlp.': LogCPB}
+# buffers of other projects that follow from the window, and tell which one a file was made for
+DERIVED_BUFFERS = ('relative_position_index', 'relative_coords_table')
+_OF_ENCODING = re.compile(r'(?P<attention>.*\.attn\.w_msa\.)(?P<encoding>rpe(\.encodings\.\d+)*)\.'
+                          rf'(?P<name>{TABLE}$|cpb_mlp\..*)')
+_OF_ATTENTION = re.compile(rf'(?P<attention>.*\.attn\.w_msa\.)(?P<name>{TABLE}$|cpb_mlp\..*|{"|".join(DERIVED_BUFFERS)})')
+
+
+def to_mm_names(weights: Mapping, noted: Mapping) -> Dict[str, Tensor]:
+    """Paths as mm's names, of those encodings that mm has: the first table of offsets, or network, of each attention.
+
+    Args:
+        weights (Mapping): Tensors by name.
+        noted (Mapping): What modules noted beside them, by their path; without notes a table is taken for Swin's.
+    """
+    moved, owners = {}, {}
+    for key in weights:
+        match = _OF_ENCODING.fullmatch(key)
+        if match is None:
+            continue
+        path = match['attention'] + match['encoding']
+        name = TABLE if match['name'] == TABLE else 'cpb_mlp.'
+        kind = noted.get(path, {}).get('encoding')
+        known = kind == _IN_MM_PLACE[name].__name__ if noted else match['encoding'] == 'rpe'
+        if known and owners.setdefault((match['attention'], name), path) == path:
+            moved[key] = match['attention'] + match['name']
+    return {moved.get(key, key): value for key, value in weights.items()}
+
+
+def to_paths(weights: Mapping, model: Optional[nn.Module] = None) -> Dict[str, Tensor]:
+    """mm's names as paths.
+
+    Args:
+        weights (Mapping): Tensors by name.
+        model (nn.Module, optional): The backbone that they are for. None means one encoding in each attention. What
+            has no place in the model keeps its name, but for buffers, which are left out.
+    """
+    places = None if model is None else dict(_places(model))
+    result = {}
+    for key, value in weights.items():
+        match = _OF_ATTENTION.fullmatch(key)
+        if match is None:
+            result[key] = value
+            continue
+        name = 'cpb_mlp.' if match['name'].startswith('cpb_mlp.') else match['name']
+        place = 'rpe.' if places is None else places.get((match['attention'], name))
+        if place is not None:
+            result[f'{match["attention"]}{place}{match["name"]}'] = value
+        elif name not in DERIVED_BUFFERS:
+            result[key] = value
+    return result
+
+
+def _places(model: nn.Module) -> Iterator[Tuple[Tuple[str, str], str]]:
+    """Where, in each attention, the first encoding is that has what mm names so."""
+    for path, attention in model.named_modules():
+        if not isinstance(attention, WindowAttention):
+            continue
+        for name, kind in _IN_MM_PLACE.items():
+            own = next((f'{part}.' for part, module in attention.named_modules() if isinstance(module, kind)), None)
+            if own is not None:
+                yield (f'{path}.', name), own
+                buffer = DERIVED_BUFFERS[0 if kind is TableRPE else 1]
+                yield (f'{path}.', buffer), own
