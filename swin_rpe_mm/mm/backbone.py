@@ -13,7 +13,7 @@ from ..executors import Dispatcher, fuse_attention
 from ..models import Swin, SwinConfig
 from ..models.config import IntOrPair, one_of
 from ..registry import MODELS, register_everywhere
-from .extents import Extents, check_extents, get_extents
+from .extents import Extents, check_extents, get_extents, plain
 from .per_image.feature_cache import get_features
 
 _INIT_TYPES = ('Caffe2Xavier', 'Constant', 'Kaiming', 'Normal', 'Pretrained', 'TruncNormal', 'Uniform', 'Xavier')

@@ -70,7 +70,7 @@ def drop_path(branch: Tensor, rate: float) -> Tensor:
     """Drop whole images of a residual branch ``(B, L, C)`` with a probability; the others grow by as much."""
     if not rate:
         return branch
-    return branch * branch.new_empty(len(branch), 1, 1).bernoulli_(1 - rate).div_(1 - rate)
+    return branch * branch.new_empty(branch.shape[0], 1, 1).bernoulli_(1 - rate).div_(1 - rate)
 
 
 class FFN(BaseModule):
@@ -189,7 +189,7 @@ class WindowAttention(BaseModule):
         q, k, v = partition(qkv, layout, self.num_heads)
         pooled = None if layout.neighbours is None else mean_neighbours(k, v, layout.region, layout.neighbours)
         if layout.key_rows is not None:
-            k, v = self.split_heads(qkv[:, x.shape[2]:].index_select(0, layout.key_rows), len(layout.region))
+            k, v = self.split_heads(qkv[:, x.shape[2]:].index_select(0, layout.key_rows), layout.region.shape[0])
         if self.logit_scale is None:
             q = q * self.scale
         else:
@@ -260,7 +260,7 @@ def partition(rows: Tensor, layout: WindowLayout, num_heads: int) -> Tuple[Tenso
     Returns:
         tuple[Tensor, ...]: q, k and v, ``(T, heads, N, d)``; slots without a token hold padding's, or zeros.
     """
-    (windows, slots), tokens = layout.region.shape, len(layout.rows_back)
+    (windows, slots), tokens = layout.region.shape, layout.rows_back.shape[0]
     if layout.padding_takes_part:
         cut = rows[-1:].expand(windows * slots, -1).clone()
     else:
@@ -272,7 +272,7 @@ def partition(rows: Tensor, layout: WindowLayout, num_heads: int) -> Tuple[Tenso
 def merge(windows: Tensor, layout: WindowLayout) -> Tensor:
     """What :func:`partition` cut, put together: ``(T, heads, N, d)`` to ``(B * L, heads * d)``."""
     slots = windows.transpose(1, 2).flatten(2).flatten(0, 1)
-    tokens = len(layout.rows_back)
+    tokens = layout.rows_back.shape[0]
     maps = slots.new_empty(tokens + 1, slots.shape[1])  # empty slots go to the last row
     maps[layout.rows] = slots
     return maps[:tokens]

@@ -81,7 +81,7 @@ def cubic_matrix(length: int, extents: Tensor, source: int) -> Tensor:
     """
     at = (torch.arange(length, device=extents.device) + 0.5) * (source / extents[:, None]) - 0.5
     first = at.floor()
-    t = (at - first)[..., None] + torch.tensor([1., 0., -1., -2.], device=at.device)  # distance to the four taps
+    t = (at - first)[..., None] + 1 - torch.arange(4, device=at.device)  # distance to the four taps
     t = t.abs()
     near, far = ((1.25 * t - 2.25) * t) * t + 1, ((-0.75 * t + 3.75) * t - 6) * t + 3
     weights = torch.where(t <= 1, near, far)

@@ -59,21 +59,22 @@ class SwinStage(BaseModule):
             SwinBlock(embed_dims=embed_dims, window_size=window_size, halo=halo, pooled_neighbours=pooled_neighbours,
                       drop_path_rate=rate, **block) for rate in drop_path_rates)
         self.downsample = downsample
+        self._build_kinds()
 
-    def kinds(self) -> Tuple[Windows, Windows]:
-        """The regular windows and the shifted ones."""
+    def _build_kinds(self) -> None:
+        """The regular windows and the shifted ones; a stage of one block has the former only."""
         half = tuple(side // 2 if self.shift_windows else 0 for side in self.window_size)
-        return tuple(
+        self.kinds: Tuple[Windows, ...] = tuple(
             WINDOWS.build(dict(window_size=self.window_size, halo=self.halo, shift=shift,
                                shift_covered_axes=self.shift_covered_axes, **self.windows))
-            for shift in ((0, 0), half))
+            for shift in ((0, 0), half)[:len(self.blocks)])
 
     def layouts(self, batch_size: int, size: Size, extents: Optional[Tensor],
                 device: torch.device) -> Tuple[WindowLayout, ...]:
         """How they lie over maps; arguments as for :meth:`~swin_rpe_mm.windows.WindowLayout.build`."""
         return tuple(
             WindowLayout.build(kind, batch_size, size, extents, self.mask_padding, self.pooled_neighbours, device)
-            for kind in self.kinds()[:len(self.blocks)])
+            for kind in self.kinds)
 
     def forward(self, x: Tensor, size: Size, extents: Optional[Tensor] = None) -> Tensor:
         """
@@ -85,7 +86,7 @@ class SwinStage(BaseModule):
         Returns:
             Tensor: ``(B, H * W, C)``, zero outside the extents.
         """
-        layouts = self.layouts(len(x), size, extents, x.device)
+        layouts = self.layouts(x.shape[0], size, extents, x.device)
         for index, block in enumerate(self.blocks):
             layout = layouts[index % 2]
             if self.with_cp and x.requires_grad:
@@ -103,4 +104,5 @@ class SwinStage(BaseModule):
     def set_window(self, window: Size, halo: Size, mode: str) -> Replaced:
         """Change the window and the halo of all blocks, see :meth:`~.block.WindowAttention.set_window`."""
         self.window_size, self.halo = window, halo
+        self._build_kinds()
         return [pair for block in self.blocks for pair in block.attn.w_msa.set_window(window, halo, mode)]

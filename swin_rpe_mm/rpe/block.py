@@ -75,9 +75,9 @@ def block_rows(geometry: WindowGeometry,
                device: Device = 'cpu') -> Tensor:
     """Row of each pair in the table of :class:`BlockRPE`, ``(Nq, Nk)`` long."""
     queries, keys = coordinates(geometry)
-    sizes = torch.tensor(block, device='cpu')[:, None]
-    blocks = (queries // sizes)[:, :, None] - (keys // sizes)[:, None]
-    inner = (queries % sizes)[:, :, None] - (keys % sizes)[:, None]
+    pairs = [(query[:, None], key[None], side) for query, key, side in zip(queries, keys, block)]
+    blocks = torch.stack([query // side - key // side for query, key, side in pairs])
+    inner = torch.stack([query % side - key % side for query, key, side in pairs])
     if block_form == 'log':
         blocks = sign_log(blocks, max_blocks, 8 * max_blocks)
     else:

@@ -51,6 +51,5 @@ class ClippedRPE(RelativePositionEncoding):
 
 def clipped_rows(geometry: WindowGeometry, max_distance: Tuple[int, ...], device: Device = 'cpu') -> Tensor:
     """Row of each pair's offset, clipped to +- ``max_distance`` along each axis, ``(Nq, Nk)`` long."""
-    reach = torch.tensor(max_distance, device='cpu')[:, None, None]
-    parts = torch.minimum(torch.maximum(offsets(geometry), -reach), reach) + reach
-    return joint_index(parts, tuple(2 * m + 1 for m in max_distance)).to(device)
+    parts = [offset.clamp(-m, m) + m for offset, m in zip(offsets(geometry, device), max_distance)]
+    return joint_index(parts, tuple(2 * m + 1 for m in max_distance))

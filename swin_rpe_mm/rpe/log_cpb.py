@@ -78,8 +78,9 @@ class LogCPB(RelativePositionEncoding):
 def cpb_coordinates(geometry: WindowGeometry, pretrained: Window, log: bool, dtype: torch.dtype,
                     device: Device = 'cpu') -> Tensor:
     """What the network of :class:`LogCPB` sees of every offset, ``(offsets, axes)``, rows as of ``offset_rows``."""
-    scale = torch.tensor([8 / max(size - 1, 1) for size in pretrained], dtype=torch.float64, device='cpu')
-    x = all_offsets(geometry).flatten(1).T * scale
+    axes = zip(all_offsets(geometry).double(), pretrained)
+    x = torch.stack([8 * offset / max(size - 1, 1) for offset, size in axes], dim=-1)
+    x = x.flatten(0, -2)
     if log:
         x = x.sign() * torch.log2(1 + x.abs()) / 3
     return x.to(device, dtype)

@@ -1,5 +1,5 @@
 """Where the keys lie relative to the queries, in any number of axes. The only place where coordinates are made."""
-from typing import Tuple, Union
+from typing import Sequence, Tuple, Union
 
 import torch
 from torch import Tensor
@@ -57,8 +57,8 @@ def all_offsets(geometry: WindowGeometry, device: Device = 'cpu') -> Tensor:
     return torch.stack(torch.meshgrid(*axes, indexing='ij'))
 
 
-def joint_index(parts: Tensor, sides: Tuple[int, ...]) -> Tensor:
-    """One index for several, the last fastest: ``(axes, ...)`` with entries from 0 to ``sides`` becomes ``(...)``."""
+def joint_index(parts: Sequence[Tensor], sides: Tuple[int, ...]) -> Tensor:
+    """One index for several, the last fastest: one tensor ``(...)`` per axis with entries from 0 to ``sides`` becomes ``(...)``."""
     joined = torch.zeros_like(parts[0])
     for part, side in zip(parts, sides):
         joined = joined * side + part

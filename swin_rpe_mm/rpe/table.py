@@ -64,6 +64,5 @@ def offset_rows(geometry: WindowGeometry, table: WindowGeometry, device: Device 
         raise InputError(f'this table holds the offsets {have} of queries {table.query_size} and keys '
                          f'{table.key_size}, not {need} of {geometry.query_size} and {geometry.key_size}; resample() '
                          'changes the window')
-    first = torch.tensor([low for low, _ in have], device=device)
-    sides = tuple(high - low + 1 for low, high in have)
-    return joint_index(offsets(geometry, device) - first[:, None, None], sides)
+    parts = [offset - low for offset, (low, _) in zip(offsets(geometry, device), have)]
+    return joint_index(parts, tuple(high - low + 1 for low, high in have))

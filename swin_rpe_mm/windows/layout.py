@@ -113,21 +113,22 @@ class _Grid:
         """
         total = self.batch_size * self.counts[0] * self.counts[1] * size[0] * size[1]
         image, *at = split(torch.arange(total, device=self.device), (*self.counts, *size))
-        coordinates, region, real, on_map = [], 0, True, True
+        coordinates, sides, real, on_map = [], [], [], []
         for axis, (window, place) in enumerate(zip(at[:2], at[2:])):
             length, extent = self.map_size[axis], self._extent(axis, image)
             coordinate, side = self.windows.token(axis, window, place + origin[axis], length, extent)
             coordinates.append(coordinate)
-            region = region * 2 + side
-            on_map = on_map & (coordinate >= 0) & (coordinate < length)
-            real = real & (coordinate >= 0) & (coordinate < (extent if self.mask_padding else self._padded(axis)))
+            sides.append(side)
+            in_front = coordinate >= 0
+            on_map.append(in_front & (coordinate < length))
+            real.append(in_front & (coordinate < (extent if self.mask_padding else self._padded(axis))))
         if outside is None:
             y, x = (self._clamped(axis, coordinate, image) for axis, coordinate in enumerate(coordinates))
             rows = (image * self.map_size[0] + y) * self.map_size[1] + x
         else:
             y, x = coordinates
-            rows = torch.where(on_map, (image * self.map_size[0] + y) * self.map_size[1] + x, outside)
-        return rows, torch.where(real, region, -1)
+            rows = torch.where(on_map[0] & on_map[1], (image * self.map_size[0] + y) * self.map_size[1] + x, outside)
+        return rows, torch.where(real[0] & real[1], sides[0] * 2 + sides[1], -1)
 
     def tokens(self, size: Size) -> Tuple[Tensor, Optional[Tensor]]:
         """The slot of every token, ``(B * L,)``, and which are inside the extent of their image, ``(B, L, 1)``."""

@@ -4,9 +4,10 @@ from typing import NamedTuple, Optional, Sequence, Tuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from ...models.block import attend
 from .by_heads import values_by_heads, weights_by_heads
+from .linear import differentiable
 from .parts import Part
 from .products import Product, ProductGradients
 
@@ -74,11 +75,13 @@ class _Block(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, grad: Tensor):
         x, bias, keep_attention, keep_mlp, *others = ctx.saved_tensors
         parameters, saved = others[:12], others[12:]
         setting, needed = ctx.setting, ctx.needs_input_grad
+        if torch.is_grad_enabled():  # a derivative of this one will be asked for
+            return differentiable(_written_out, (x, ctx.parts, setting, bias, keep_attention, keep_mlp, *parameters), grad,
+                                  needed)
         norm1, qkv, proj, norm2, first, second = _pairs(parameters)
         norms = [[None if value is None else torch.zeros_like(value) for value in norm] for norm in (norm1, norm2)]
         of_qkv, of_proj, of_first, of_second = (
@@ -111,6 +114,28 @@ class _Block(torch.autograd.Function):
         layers = [(of.weight, of.bias) for of in (of_qkv, of_proj, of_first, of_second)]
         return (to_x, None, None, to_bias, None, None, *norms[0], *layers[0], *layers[1], *norms[1], *layers[2],
                 *layers[3])
+
+
+def _written_out(x: Tensor, parts: Sequence[Part], setting: Setting, bias: Optional[Tensor],
+                 keep_attention: Optional[Tensor], keep_mlp: Optional[Tensor],
+                 *parameters: Optional[Tensor]) -> Tensor:
+    """The same as operations that autograd knows; arguments as for :func:`run_block`."""
+    norm1, qkv, proj, norm2, first, second = _pairs(parameters)
+    out = torch.zeros_like(x)
+    for part in parts:
+        layout, rows = part.layout, x.index_select(0, part.tokens)
+        channels, shape = x.shape[1:], layout.slots.shape
+        windows = layout.into_windows(F.linear(F.layer_norm(rows, channels, *norm1, setting.eps[0]), *qkv))
+        if len(layout.holes) and not setting.mask_padding and qkv[1] is not None:
+            windows = windows.index_copy(0, layout.holes, qkv[1].expand(len(layout.holes), -1))
+        q, k, v = _heads(windows, shape, setting.num_heads, channels[0])
+        seen = layout.visible.new_ones(layout.plain, shape[1], shape[1])
+        attended = attend(q * setting.scale, k, v, bias, torch.cat([seen, layout.visible]))
+        attended = layout.into_windows.inverse(attended.transpose(1, 2).reshape(-1, channels[0]))
+        rows = rows + _scaled(F.linear(attended, *proj), keep_attention, part)
+        hidden = F.gelu(F.linear(F.layer_norm(rows, channels, *norm2, setting.eps[1]), *first))
+        out = out.index_copy(0, part.tokens, rows + _scaled(F.linear(hidden, *second), keep_mlp, part))
+    return out
 
 
 def _pairs(parameters: Sequence[Optional[Tensor]]) -> Sequence[Tuple[Optional[Tensor], Optional[Tensor]]]:

@@ -17,7 +17,7 @@ def why_not(stage: SwinStage, x: Tensor, size: Size) -> Optional[str]:
     if x.device.type != 'cpu' or any(parameter.device.type != 'cpu' for parameter in stage.parameters()):
         return f'tokens are on {x.device.type}, or weights are not on the CPU'
     attention = stage.blocks[0].attn.w_msa
-    if stage.kinds()[0].geometry(size) != attention.geometry:
+    if stage.kinds[0].geometry(size) != attention.geometry:
         return 'its windows depend on the size of the map'
     return None
 
@@ -36,7 +36,7 @@ def run(stage: SwinStage, x: Tensor, size: Size, extents: Optional[Tensor],
     shape = x.shape
     known = _as_tuples(extents, shape[0], size)
     layouts = [PackedLayout.build(kind, size, known, stage.mask_padding, stage.pooled_neighbours)
-               for kind in stage.kinds()[:len(stage.blocks)]]
+               for kind in stage.kinds]
     pack, plain_layouts, scratch = layouts[0].pack, None, {}
     padded, packed = len(layouts[0].outside) > 0, False
 
