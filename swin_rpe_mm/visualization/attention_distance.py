@@ -9,9 +9,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from torch import Tensor
 
-from ..models import SwinRPE
+from ..models import Swin
 from ..rpe import offsets
-from .layers import Layer, LayerInput, watch
+from .layers import Layer, LayerInput, Size, watch
 from .statistics import mean_distance
 from .style import OF_STAGES
 
@@ -38,7 +38,7 @@ def attention_distance(given: LayerInput) -> Distance:
         given (LayerInput): What comes into the layer.
     """
     attention = given.layer.attention
-    apart = offsets(attention.geometry)
+    apart = offsets(given.layout.geometry)
     if attention.pooled_neighbours:
         others = offsets(attention.pooled_geometry)
         centre = others.shape[-1] // 2  # the window itself, whose keys are there one by one
@@ -57,16 +57,18 @@ def attention_distance(given: LayerInput) -> Distance:
     return Distance(tokens, pixels, float(even_tokens), float(even_pixels))
 
 
-def draw_distance(backbone: SwinRPE, images: Tensor, layers: Sequence[Layer]) -> Figure:
+def draw_distance(backbone: Swin, images: Tensor, layers: Sequence[Layer],
+                  extents: Sequence[Size] | None = None) -> Figure:
     """A point for each head over the layers, in pixels and in tokens; all heads of the layers given.
 
     Args:
-        backbone (SwinRPE): The backbone.
-        images (Tensor): ``(1, C, H, W)``, with or without extents.
+        backbone (Swin): The backbone.
+        images (Tensor): ``(1, C, H, W)``.
         layers (Sequence[Layer]): The layers.
+        extents (Sequence[tuple[int, int]], optional): Height and width of the image's content in pixels; None for all.
     """
     found: list[Distance] = []
-    watch(backbone, images, layers, lambda given: found.append(attention_distance(given)))
+    watch(backbone, images, layers, lambda given: found.append(attention_distance(given)), extents)
     figure = Figure(figsize=(max(8., .42 * len(layers) + 3) + 1.5, 3.8), layout='constrained')
     for axis, unit in zip(figure.subplots(1, 2), ('pixels', 'tokens')):
         for place, (layer, distance) in enumerate(zip(layers, found)):

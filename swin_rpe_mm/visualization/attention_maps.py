@@ -11,14 +11,12 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from ..errors import InputError
-from ..models import SwinRPE
-from ..mm.extents import get_extents
-from .layers import Layer, LayerInput, watch
+from ..models import Swin
+from .layers import Layer, LayerInput, Size, extents_of, watch
 from .strips import name_axes, scale, strips
 from .style import COLOURS, outline, pixel_axes, show_picture
 from .window_grid import Box, Piece, covered, draw_grid, draw_padding, in_pixels, pieces
-
-Size = tuple[int, int]
+from .window_logits import held_tokens, key_tokens
 
 
 class PointAttention(NamedTuple):
@@ -46,26 +44,27 @@ def point_attention(given: LayerInput, map_size: Size, token: Size) -> PointAtte
         token (tuple[int, int]): Row and column; inside the image's extent.
     """
     layout, tokens = given.layout, map_size[0] * map_size[1]
-    slots = layout.slots.shape[1]
-    window, query = divmod(int(layout.home[token[0] * map_size[1] + token[1]]), slots)
-    logits = given.logits(torch.tensor([window], device=layout.slots.device))
+    window, query = divmod(int(layout.rows_back[token[0] * map_size[1] + token[1]]), layout.region.shape[1])
+    logits = given.logits(torch.tensor([window], device=layout.region.device))
     weights, visible = logits.weights[0, :, query], logits.visible[0, query]
-    keys = layout.key_slots.shape[1]
 
-    real = layout.key_valid[window]
+    keys = key_tokens(layout)[window]
+    own, real = len(keys), keys < len(layout.rows_back)
     spread = weights.new_zeros(len(weights), tokens)
     seen = torch.zeros(tokens, dtype=torch.bool, device=weights.device)
-    spread.index_add_(1, layout.key_slots[window][real], weights[:, :keys][:, real])
-    seen[layout.key_slots[window][real & visible[:keys]]] = True
-    padding = weights[:, :keys][:, ~real].sum(1)
-    for place, neighbour in enumerate(layout.neighbours[window].tolist(), keys):
+    spread.index_add_(1, keys[real], weights[:, :own][:, real])
+    seen[keys[real & visible[:own]]] = True
+    padding = weights[:, :own][:, ~real].sum(1)
+    neighbours = [] if layout.neighbours is None else layout.neighbours[window].tolist()
+    for place, neighbour in enumerate(neighbours, own):
         if not visible[place]:
             continue
-        pooled = layout.valid[neighbour]
-        share = weights[:, place] / int((layout.region[neighbour] >= 0).sum())
-        spread.index_add_(1, layout.slots[neighbour][pooled], share[:, None].expand(-1, int(pooled.sum())))
-        seen[layout.slots[neighbour][pooled]] = True
-        padding = padding + share * (int((layout.region[neighbour] >= 0).sum()) - int(pooled.sum()))
+        held = held_tokens(layout)[neighbour]
+        pooled, count = layout.rows.view_as(layout.region)[neighbour][held], int((layout.region[neighbour] >= 0).sum())
+        share = weights[:, place] / count
+        spread.index_add_(1, pooled, share[:, None].expand(-1, len(pooled)))
+        seen[pooled] = True
+        padding = padding + share * (count - len(pooled))
     return PointAttention(spread.unflatten(1, map_size), padding, seen.view(map_size), token)
 
 
@@ -77,17 +76,18 @@ class Seen(NamedTuple):
     zoom: Box
 
 
-def draw_attention(backbone: SwinRPE, images: Tensor, picture: np.ndarray, point: Size, layers: Sequence[Layer],
-                   heads: dict[str, list[int]]) -> Figure:
+def draw_attention(backbone: Swin, images: Tensor, picture: np.ndarray, point: Size, layers: Sequence[Layer],
+                   heads: dict[str, list[int]], extents: Sequence[Size] | None = None) -> Figure:
     """A strip for each layer: the image, the mean of all heads, and some heads.
 
     Args:
-        backbone (SwinRPE): The backbone.
-        images (Tensor): ``(1, C, H, W)``, with or without extents.
+        backbone (Swin): The backbone.
+        images (Tensor): ``(1, C, H, W)``.
         picture (np.ndarray): The image's content in RGB, ``(h, w, 3)`` uint8.
         point (tuple[int, int]): Row and column in pixels of ``picture``.
         layers (Sequence[Layer]): The layers.
         heads (dict[str, list[int]]): The heads to draw of each.
+        extents (Sequence[tuple[int, int]], optional): Height and width of the image's content in pixels; None for all.
 
     Raises:
         InputError: If the point lies outside the picture.
@@ -97,7 +97,7 @@ def draw_attention(backbone: SwinRPE, images: Tensor, picture: np.ndarray, point
         raise InputError(f'--point must lie inside the image, which is {height}x{width} px (height x width) as the '
                          f'model gets it, got {point[0]} {point[1]} there')
     batch_size = tuple(images.shape[-2:])
-    extent = (get_extents(images) or (batch_size, ))[0] if backbone.mask_padding else batch_size
+    extent = extents_of(backbone, images, extents)[0]
     seen: dict[str, Seen] = {}
 
     def see(given: LayerInput) -> None:
@@ -105,11 +105,11 @@ def draw_attention(backbone: SwinRPE, images: Tensor, picture: np.ndarray, point
         map_size = layer.map_size(batch_size)
         token = tuple(at // step for at, step in zip(point, layer.stride))
         attention = point_attention(given, map_size, token)
-        covers = covered(layer, layer.map_size(extent), backbone.stages[layer.stage].shift_covered_axes)
+        covers = covered(layer.windows, layer.map_size(extent))
         zoom = _zoom(attention, layer, covers, layer.map_size(extent))
         seen[layer.name] = Seen(attention, pieces(given.layout, map_size), covers, zoom)
 
-    watch(backbone, images, layers, see)
+    watch(backbone, images, layers, see, extents)
     # with grey of little contrast below, colours keep their order of lightness
     grey = 90 + (picture.astype(float) @ [.299, .587, .114]) * .6
     shape = min(max(batch_size[0] / batch_size[1], .5), 1.6)
@@ -166,9 +166,9 @@ def _holds(box: Box, token: Size) -> bool:
 
 def _zoom(attention: PointAttention, layer: Layer, covers: Box, extent: Size) -> Box:
     """The window of the token with one window more on each side, and whatever else it sees; of padding only a rim."""
-    lows, highs = [], []
+    lows, highs, sides = [], [], layer.windows.geometry(extent).query_size
     for axis, places in enumerate(attention.seen.nonzero().T):
-        window, rim = layer.window[axis], max(1, extent[axis] // 8)
+        window, rim = sides[axis], max(1, extent[axis] // 8)
         low = min(int(places.min()) - 1, attention.token[axis] - window)
         high = max(int(places.max()) + 2, attention.token[axis] + window + 1)
         lows.append(max(low, covers[axis], -rim))

@@ -11,12 +11,14 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from torch import Tensor, nn
 
-from ..models import SwinRPE
-from ..rpe import SumRPE, WindowGeometry, offsets
+from ..models import Swin
+from ..rpe import RelativePositionEncoding, SumRPE, offsets
 from ..rpe.offsets import joint_index, offset_range
-from .layers import Layer, LayerInput, watch
+from ..windows import WindowGeometry
+from .layers import Layer, LayerInput, Size, watch
 from .strips import name_axes, scale, strips
 from .style import COLOURS
+from .window_logits import key_tokens
 
 EXACT, PLACES, PAIRS, NONE = 'bias', 'mean over places', 'mean over pairs', 'none'
 KINDS = {
@@ -52,22 +54,19 @@ def bias_map(given: LayerInput) -> BiasMap:
     Args:
         given (LayerInput): What comes into the layer.
     """
-    rpe, geometry = given.layer.attention.rpe, given.layer.attention.geometry
-    if rpe is None:
+    rpe, geometry = given.layer.attention.rpe, given.layout.geometry
+    if rpe is None or not any(rpe.gives(method) for method in ('bias', 'rotate', 'scores')):
         return BiasMap(None, NONE)
-    if given.shared.bias is not None:
-        bias = given.shared.bias.detach().double()
+    if rpe.gives_bias_alone:
+        bias = rpe.bias(geometry).detach().double()
         values = mean_by_offset(bias, torch.ones(bias.shape[1:], dtype=bias.dtype), geometry)
         index = _places(geometry)
         spread = (bias.flatten(1) - values.flatten(1)[:, index.flatten()]).abs().max()
         return BiasMap(values, PLACES if spread > 1e-5 * (1 + bias.abs().max()) else EXACT)
-    total, pairs = _changes(given, rpe)
-    if not total.any() and getattr(rpe, 'adds_values', False):
-        return BiasMap(None, NONE)
-    return BiasMap(mean_by_offset(total, pairs, geometry, summed=True), PAIRS)
+    return BiasMap(mean_by_offset(*_changes(given, rpe), geometry, summed=True), PAIRS)
 
 
-def _changes(given: LayerInput, rpe: nn.Module) -> tuple[Tensor, Tensor]:
+def _changes(given: LayerInput, rpe: RelativePositionEncoding) -> tuple[Tensor, Tensor]:
     """Sum of the changes of the logits over windows, ``(heads, Nq, Nk)``, and their number ``(Nq, Nk)``, float64."""
     came = []
     handle = rpe.register_forward_hook(lambda module, args, out: came.append(args[:2]))
@@ -79,7 +78,8 @@ def _changes(given: LayerInput, rpe: nn.Module) -> tuple[Tensor, Tensor]:
             change = logits.content[..., :keys] - q @ k.transpose(-2, -1)
             if logits.bias is not None:
                 change = change + logits.bias[..., :keys]
-            counted = logits.visible[..., :keys] & logits.queries[..., None] & given.layout.key_valid[windows][:, None]
+            real = key_tokens(given.layout)[windows] < len(given.layout.rows_back)
+            counted = logits.visible[..., :keys] & logits.queries[..., None] & real[:, None]
             total = total + torch.where(counted[:, None], change, 0).double().sum(0)
             pairs = pairs + counted.double().sum(0)
     finally:
@@ -134,26 +134,27 @@ def encoding_name(rpe: nn.Module | None) -> str:
     return 'no encoding' if rpe is None else type(rpe).__name__
 
 
-def draw_bias(backbone: SwinRPE, images: Tensor, layers: Sequence[Layer],
-              heads: dict[str, list[int]]) -> tuple[Figure, list[str]]:
+def draw_bias(backbone: Swin, images: Tensor, layers: Sequence[Layer], heads: dict[str, list[int]],
+              extents: Sequence[Size] | None = None) -> tuple[Figure, list[str]]:
     """A strip of maps for each layer, and the sentences that belong to them.
 
     Args:
-        backbone (SwinRPE): The backbone.
+        backbone (Swin): The backbone.
         images (Tensor): ``(1, C, H, W)``, for encodings that look at queries and keys.
         layers (Sequence[Layer]): The layers.
         heads (dict[str, list[int]]): The heads to draw of each.
+        extents (Sequence[tuple[int, int]], optional): Height and width of the image's content in pixels; None for all.
     """
     maps: dict[str, BiasMap] = {}
 
     def see(given: LayerInput) -> None:
         maps[given.layer.name] = bias_map(given)
 
-    watch(backbone, images, layers, see)
+    watch(backbone, images, layers, see, extents)
     notes = [f' ({maps[layer.name].kind})' * (maps[layer.name].kind in (PLACES, PAIRS)) for layer in layers]
     headings = [f'{layer.title}, {encoding_name(layer.attention.rpe)}{note}' for layer, note in zip(layers, notes)]
-    figure, made = strips([len(heads[layer.name]) for layer in layers], [_shape(layer) for layer in layers], headings,
-                          width=1.35)
+    figure, made = strips([len(heads[layer.name]) for layer in layers],
+                          [_shape(maps[layer.name]) for layer in layers], headings, width=1.35)
     for layer, strip in zip(layers, made):
         values = maps[layer.name].values
         if values is None:
@@ -174,6 +175,7 @@ def draw_bias(backbone: SwinRPE, images: Tensor, layers: Sequence[Layer],
     return figure, [sentence for kind, sentence in KINDS.items() if any(m.kind == kind for m in maps.values())]
 
 
-def _shape(layer: Layer) -> float:
-    rows, columns = (high - low + 1 for low, high in offset_range(layer.attention.geometry))
-    return rows / columns
+def _shape(found: BiasMap) -> float:
+    if found.values is None:
+        return 1.
+    return found.values.shape[1] / found.values.shape[2]

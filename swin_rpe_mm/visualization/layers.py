@@ -8,11 +8,9 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
-from ..models import SwinRPE
-from ..models import SwinBlock, WindowAttention
-from ..models.attention import Shared
-from ..windows import WindowLayout
-from .window_logits import WindowLogits, window_logits
+from ..models import Swin, SwinBlock, WindowAttention
+from ..windows import GlobalWindows, WindowLayout, Windows
+from .window_logits import WindowLogits, real_windows, window_logits
 
 Size = tuple[int, int]
 
@@ -26,16 +24,14 @@ class Layer(NamedTuple):
     Attributes:
         stage, index (int): Its stage, and its place in there, from 0.
         block (SwinBlock): The block.
-        window (tuple[int, int]): Its window in tokens.
+        windows (Windows): Its kind of windows.
         stride (tuple[int, int]): Height and width of a token in pixels.
-        shifted (bool): Whether its windows are shifted.
     """
     stage: int
     index: int
     block: SwinBlock
-    window: Size
+    windows: Windows
     stride: Size
-    shifted: bool
 
     @property
     def name(self) -> str:
@@ -47,15 +43,30 @@ class Layer(NamedTuple):
         return self.block.attn.w_msa
 
     @property
+    def shifted(self) -> bool:
+        return any(self.windows.shift) and not isinstance(self.windows, GlobalWindows)
+
+    @property
+    def looks_beyond(self) -> bool:
+        """Whether queries see more than their window."""
+        return any(self.windows.halo) or self.attention.pooled_neighbours > 0
+
+    @property
+    def kind(self) -> str:
+        """What its windows are, in a word."""
+        if isinstance(self.windows, GlobalWindows):
+            return 'global'
+        return 'shifted' if self.shifted else 'regular'
+
+    @property
     def title(self) -> str:
         """Its name, and what its windows are."""
-        kind = 'shifted' if self.shifted else 'regular'
-        height, width = self.window
-        halo = [-first for first in self.attention.geometry.origin]
-        beyond = f', halo {halo[0]}' + f'×{halo[1]}' * (halo[0] != halo[1]) if self.attention.has_halo else ''
+        (height, width), (down, right) = self.windows.window_size, self.windows.halo
+        side = '' if isinstance(self.windows, GlobalWindows) else f' {height}×{width}'
+        beyond = f', halo {down}' + f'×{right}' * (down != right) if any(self.windows.halo) else ''
         if self.attention.pooled_neighbours:
             beyond += f', pooled neighbours {self.attention.pooled_neighbours}'
-        return f'layer {self.name}: {kind} {height}×{width}{beyond}'
+        return f'layer {self.name}: {self.kind}{side}{beyond}'
 
     def map_size(self, size: Size) -> Size:
         """Height and width in tokens of something that is ``size`` pixels large."""
@@ -63,43 +74,33 @@ class Layer(NamedTuple):
 
 
 class LayerInput(NamedTuple):
-    """What a layer is called with.
+    """What the attention of a layer is called with.
 
     Attributes:
         layer (Layer): The layer.
-        tokens (Tensor): ``(K, C)``, packed, before the block's first norm.
+        tokens (Tensor): ``(B, L, C)``.
         layout (WindowLayout): Its windows.
-        mask_padding (bool): Whether window padding is masked.
-        shared (Shared): Norm and projections.
     """
     layer: Layer
     tokens: Tensor
     layout: WindowLayout
-    mask_padding: bool
-    shared: Shared
 
     def logits(self, windows: Tensor) -> WindowLogits:
         """Those of some windows, ``(W,)`` long."""
-        return window_logits(self.layer.attention, windows, self.tokens, self.layout, self.mask_padding, self.shared)
+        return window_logits(self.layer.attention, windows, self.tokens, self.layout)
 
     def parts(self) -> Iterator[tuple[Tensor, WindowLogits]]:
-        """All windows and their logits, a few at a time: all at once may need gigabytes."""
-        geometry = self.layer.attention.geometry
-        pairs = self.layer.attention.num_heads
-        for sides in (geometry.query_size, geometry.key_size):
-            pairs *= sides[0] * sides[1]
-        windows = torch.arange(len(self.layout.slots), device=self.tokens.device)
-        for part in windows.split(max(1, _PAIRS_AT_ONCE // pairs)):
+        """All windows that hold something real and their logits, a few at a time: all at once may need gigabytes."""
+        pairs = self.layer.attention.num_heads * self.layout.visible[0].numel()
+        for part in real_windows(self.layout).split(max(1, _PAIRS_AT_ONCE // pairs)):
             yield part, self.logits(part)
 
 
-def layers_of(backbone: SwinRPE) -> list[Layer]:
+def layers_of(backbone: Swin) -> list[Layer]:
     """All layers, from the image on."""
-    stride, found = backbone.patch_size, []
+    stride, found = backbone.config.patch_size, []
     for i, stage in enumerate(backbone.stages):
-        shifts = stage.shift_windows and max(stage.window_size) > 1
-        found += [Layer(i, j, block, stage.window_size, stride, shifts and j % 2 == 1)
-                  for j, block in enumerate(stage.blocks)]
+        found += [Layer(i, j, block, stage.kinds[j % 2], stride) for j, block in enumerate(stage.blocks)]
         if stage.downsample is not None:
             stride = tuple(a * b for a, b in zip(stride, stage.downsample.stride))
     return found
@@ -145,28 +146,43 @@ def pick_heads(layers: Sequence[Layer], heads: Sequence[int] | None) -> dict[str
                          if head < layer.attention.num_heads] for layer in layers}
 
 
-@torch.no_grad()
-def watch(backbone: SwinRPE, images: Tensor, layers: Sequence[Layer], see: Callable[[LayerInput], None]) -> None:
-    """Run images through a backbone, and show ``see`` what comes into each of some layers.
+def extents_of(backbone: Swin, images: Tensor, extents: Sequence[Size] | None) -> Sequence[Size]:
+    """What of each image is content to the backbone, in pixels.
 
     Args:
-        backbone (SwinRPE): In evaluation mode.
-        images (Tensor): ``(B, C, H, W)``, with or without extents.
+        backbone (Swin): The backbone; without masks, padding is content.
+        images (Tensor): ``(B, C, H, W)``.
+        extents (Sequence[tuple[int, int]], optional): Height and width of each image's content; None means all.
+    """
+    if extents is None or not backbone.config.mask_padding:
+        return [tuple(images.shape[2:])] * len(images)
+    return extents
+
+
+@torch.no_grad()
+def watch(backbone: Swin, images: Tensor, layers: Sequence[Layer], see: Callable[[LayerInput], None],
+          extents: Sequence[Size] | None = None) -> None:
+    """Run images through a backbone, and show ``see`` what comes into the attention of some layers.
+
+    Args:
+        backbone (Swin): In evaluation mode.
+        images (Tensor): ``(B, C, H, W)``.
         layers (Sequence[Layer]): The layers.
         see (Callable): Called with each layer's input, in order.
+        extents (Sequence[tuple[int, int]], optional): Height and width of each image's content in pixels; None for all.
     """
 
     def hook(layer: Layer) -> Callable:
+        return lambda attention, args: see(LayerInput(layer, *args))
 
-        def show(block: SwinBlock, args: tuple) -> None:
-            shared = layer.attention.shared(None if block.norm_after else block.norm1)
-            see(LayerInput(layer, *args, shared))
-
-        return show
-
-    handles = [layer.block.register_forward_pre_hook(hook(layer)) for layer in layers]
+    handles = [layer.attention.register_forward_pre_hook(hook(layer)) for layer in layers]
     try:
-        backbone(images)
+        run(backbone, images, extents)
     finally:
         for handle in handles:
             handle.remove()
+
+
+def run(backbone: Swin, images: Tensor, extents: Sequence[Size] | None) -> None:
+    """Call a backbone with images and the extents of their content."""
+    backbone(images, torch.tensor(extents_of(backbone, images, extents), device=images.device))

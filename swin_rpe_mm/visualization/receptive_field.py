@@ -10,12 +10,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from torch import Tensor
 
-from ..models import SwinRPE
-from ..mm.extents import attach_extents, get_extents
-from .layers import layers_of
+from ..models import Swin
+from .layers import Size, layers_of, run
 from .style import OF_STAGES, outline, pixel_axes
-
-Size = tuple[int, int]
 
 SHARES = (.5, .95)
 _DECADES = 4  # that the colours span
@@ -34,26 +31,28 @@ class Field(NamedTuple):
     token: Size
 
 
-def squared_gradients(backbone: SwinRPE, images: Tensor, probes: Sequence[Tensor]) -> list[Field]:
+def squared_gradients(backbone: Swin, images: Tensor, probes: Sequence[Tensor],
+                      extents: Sequence[Size] | None = None) -> list[Field]:
     """Squared gradients with respect to one image of one output of each stage, the one in the middle.
 
     Args:
-        backbone (SwinRPE): In evaluation mode.
-        images (Tensor): ``(1, C, H, W)``, with or without extents.
+        backbone (Swin): In evaluation mode.
+        images (Tensor): ``(1, C, H, W)``.
         probes (Sequence[Tensor]): For each stage what the channels of the output are multiplied with, ``(C_i,)``.
+        extents (Sequence[tuple[int, int]], optional): Height and width of the image's content in pixels; None for all.
 
     Returns:
         list[Field]: For each stage, over the image's extent: the squares, summed over the image's channels.
     """
     batch_size = tuple(images.shape[-2:])
-    extent = (get_extents(images) or (batch_size, ))[0]
-    images = attach_extents(images.detach().clone().requires_grad_(), [extent])
+    extent = batch_size if extents is None else extents[0]
+    images = images.detach().clone().requires_grad_()
     outs: list[Tensor] = []
     # the norms of the outputs would take out what all channels have in common
     handles = [stage.register_forward_hook(lambda module, args, out: outs.append(out)) for stage in backbone.stages]
     try:
         with torch.enable_grad():
-            backbone(images)
+            run(backbone, images, [extent])
     finally:
         for handle in handles:
             handle.remove()
@@ -70,7 +69,8 @@ def squared_gradients(backbone: SwinRPE, images: Tensor, probes: Sequence[Tensor
     return fields
 
 
-def receptive_fields(backbone: SwinRPE, samples: Iterable[Tensor], seed: int = 0) -> list[Field]:
+def receptive_fields(backbone: Swin, samples: Iterable[tuple[Tensor, Sequence[Size] | None]],
+                     seed: int = 0) -> list[Field]:
     """The effective receptive field of each stage (arXiv 1701.04128), averaged over images.
 
     There the gradient of the sum of an output's channels is taken. In a model of layer norms that sum hardly depends on
@@ -78,9 +78,9 @@ def receptive_fields(backbone: SwinRPE, samples: Iterable[Tensor], seed: int = 0
     signs (Hutchinson's estimator). What is returned is its root.
 
     Args:
-        backbone (SwinRPE): In evaluation mode.
-        samples (Iterable[Tensor]): Batches of one image, of any sizes: fields are laid over each other at their
-            centres and cut to what all have.
+        backbone (Swin): In evaluation mode.
+        samples (Iterable): Batches of one image with their extents as for :func:`squared_gradients`, of any sizes:
+            fields are laid over each other at their centres and cut to what all have.
         seed (int): Of the signs.
 
     Returns:
@@ -89,10 +89,10 @@ def receptive_fields(backbone: SwinRPE, samples: Iterable[Tensor], seed: int = 0
     generator = torch.Generator().manual_seed(seed)
     total: list[Field] = []
     count = 0
-    for images in samples:
+    for images, extents in samples:
         probes = [(torch.randint(0, 2, (channels, ), generator=generator) * 2 - 1).to(images.dtype)
-                  for channels in backbone.num_features[:len(backbone.stages)]]
-        fields = squared_gradients(backbone, images, probes)
+                  for channels in backbone.config.num_features[:len(backbone.stages)]]
+        fields = squared_gradients(backbone, images, probes, extents)
         total = [_added(*pair) for pair in zip(total, fields)] if total else fields
         count += 1
     return [field._replace(values=(field.values / count).sqrt()) for field in total]

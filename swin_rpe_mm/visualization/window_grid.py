@@ -13,13 +13,12 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 from torch import Tensor
 
-from ..models import SwinRPE
-from ..mm.extents import get_extents
-from ..windows import WindowLayout
-from .layers import Layer, LayerInput, layers_of, watch
+from ..models import Swin
+from ..windows import WindowLayout, Windows
+from .layers import Layer, Size, extents_of, layers_of
 from .style import BATCH_PADDING, COLOURS, WINDOW_PADDING, outline, pixel_axes, show_picture
+from .window_logits import held_tokens, real_windows
 
-Size = tuple[int, int]
 Box = tuple[int, int, int, int]
 
 _NUMBERED = 36  # pieces up to which each bears the number of its window
@@ -54,12 +53,13 @@ def pieces(layout: WindowLayout, map_size: Size, image: int = 0) -> list[Piece]:
         map_size (tuple[int, int]): Height and width of the maps in tokens.
         image (int): Which image.
     """
-    tokens = layout.inside[layout.image_of_token == image]
-    slots = layout.home[tokens]
-    windows = slots // layout.slots.shape[1]
+    first, region = image * map_size[0] * map_size[1], layout.region.flatten()
+    slots = layout.rows_back[first:first + map_size[0] * map_size[1]]
+    places = (region[slots] >= 0).nonzero().flatten()
+    slots = slots[places]
+    windows = slots // layout.region.shape[1]
     # padding that takes part has the region of its place, so sides of the seam are told by real slots alone
-    ids, member = torch.unique(windows * 8 + layout.region.flatten()[slots], return_inverse=True)
-    places = tokens - image * map_size[0] * map_size[1]
+    ids, member = torch.unique(windows * 8 + region[slots], return_inverse=True)
     rows, columns = places // map_size[1], places % map_size[1]
 
     def bound(values: Tensor, reduce: str) -> list[int]:
@@ -68,23 +68,24 @@ def pieces(layout: WindowLayout, map_size: Size, image: int = 0) -> list[Piece]:
     boxes = zip(bound(rows, 'amin'), bound(columns, 'amin'), bound(rows + 1, 'amax'), bound(columns + 1, 'amax'))
     owner = (ids // 8).tolist()
     parts = Counter(owner)
-    padded = (~layout.valid).any(1).tolist()
+    padded = (~held_tokens(layout)).any(1).tolist()
     found = [Piece(box, window, parts[window] > 1, padded[window]) for box, window in zip(boxes, owner)]
     return sorted(found)
 
 
-def covered(layer: Layer, extent: Size, shift_covered_axes: bool) -> Box:
-    """What the windows of a layer cover of an image with that extent: first row and column, and those behind the last.
+def covered(windows: Windows, extent: Size) -> Box:
+    """What windows cover of an image with that extent: first row and column, and those behind the last, in tokens.
 
-    Where the map is rolled, window padding lies behind its end. Pooled neighbours keep it from being rolled: then the
-    first window may start before the first token.
+    Where windows wrap around, window padding lies behind the end. Others may start before the first token.
     """
     first, end = [], []
-    for side, window in zip(extent, layer.window):
-        moves = layer.shifted and (shift_covered_axes or window < side)
-        start = -(-(window // 2) % window) if moves and layer.attention.pooled_neighbours else 0
-        first.append(start)
-        end.append(start + -(-(side - start) // window) * window)
+    for axis, side in enumerate(extent):
+        sizes = windows.count(axis, side), windows.geometry(extent).query_size[axis]
+        window, place = torch.meshgrid(*map(torch.arange, sizes), indexing='ij')
+        coordinate, _ = windows.token(axis, window, place, side, side)
+        held = coordinate[((coordinate >= 0) & (coordinate < side)).any(1)]
+        first.append(int(held.min()))
+        end.append(int(held.max()) + 1)
     return (*first, *end)
 
 
@@ -125,24 +126,19 @@ def _scaled(box: Box, stride: Size) -> Box:
     return tuple(entry * stride[i % 2] for i, entry in enumerate(box))
 
 
-def draw_windows(backbone: SwinRPE, images: Tensor, picture: np.ndarray) -> Figure:
+def draw_windows(backbone: Swin, images: Tensor, picture: np.ndarray,
+                 extents: Sequence[Size] | None = None) -> Figure:
     """A column for each stage, a row for regular and one for shifted windows.
 
     Args:
-        backbone (SwinRPE): The backbone.
-        images (Tensor): ``(1, C, H, W)``, with or without extents.
+        backbone (Swin): The backbone.
+        images (Tensor): ``(1, C, H, W)``.
         picture (np.ndarray): The image's content in RGB, ``(h, w, 3)`` uint8.
+        extents (Sequence[tuple[int, int]], optional): Height and width of the image's content in pixels; None for all.
     """
-    batch_size = tuple(images.shape[-2:])
-    extent = (get_extents(images) or (batch_size, ))[0] if backbone.mask_padding else batch_size
+    batch_size, extent = tuple(images.shape[-2:]), extents_of(backbone, images, extents)[0]
     layers = layers_of(backbone)
     chosen = [layer for layer in layers if layer.index < 2 and (layer.index == 0 or layer.shifted)]
-    found: dict[str, WindowLayout] = {}
-
-    def see(given: LayerInput) -> None:
-        found[given.layer.name] = given.layout
-
-    watch(backbone, images, chosen, see)
     rows = 2 if any(layer.shifted for layer in chosen) else 1
     stages = len(backbone.stages)
     across = 3.3
@@ -155,29 +151,31 @@ def draw_windows(backbone: SwinRPE, images: Tensor, picture: np.ndarray) -> Figu
     for layer in chosen:
         axis = axes[layer.index, layer.stage]
         axis.set_axis_on()
-        layout, map_size = found[layer.name], layer.map_size(batch_size)
+        map_size = layer.map_size(extent)
+        # an image's windows are those that it has alone, whatever its batch
+        layout = backbone.stages[layer.stage].layouts(1, map_size, None, images.device)[layer.index]
         cut = pieces(layout, map_size)
         kinds |= {(piece.joined, piece.padded) for piece in cut}
-        box = covered(layer, layer.map_size(extent), backbone.stages[layer.stage].shift_covered_axes)
+        box = covered(layer.windows, map_size)
         show_picture(axis, picture)
         draw_padding(axis, layer, box, extent, batch_size)
         draw_grid(axis, cut, layer.stride, fill=True)
         if len(cut) <= _NUMBERED:
             number_pieces(axis, cut, layer.stride)
-        if layer.attention.looks_beyond:
-            outline(axis, *in_pixels(keys_of_middle(layer, cut, layer.map_size(extent)), layer.stride),
-                    colour=COLOURS['yellow'], linewidth=1.5, linestyle='--')
+        if layer.looks_beyond:
+            outline(axis, *in_pixels(keys_of_middle(layer, cut, map_size), layer.stride), colour=COLOURS['yellow'],
+                    linewidth=1.5, linestyle='--')
         left, top, width, height = in_pixels(box, layer.stride)
         pixel_axes(axis, (min(left, 0), max(left + width, batch_size[1])),
                    (max(top + height, batch_size[0]), min(top, 0)), layer.index == rows - 1, layer.stage == 0)
         axis.set_title(describe(layer, layout), fontsize=9)
     handles = [Patch(facecolor=_KINDS[kind][0] or 'white', edgecolor='0.3', label=_KINDS[kind][1], alpha=.6)
                for kind in _KINDS if kind in kinds]
-    taking_part = '' if backbone.mask_padding else ', which takes part in attention'
+    taking_part = '' if backbone.config.mask_padding else ', which takes part in attention'
     handles.append(Patch(label='window padding' + taking_part, **WINDOW_PADDING))
     if extent != batch_size:
         handles.append(Patch(label='batch padding', **BATCH_PADDING))
-    if any(layer.attention.looks_beyond for layer in chosen):
+    if any(layer.looks_beyond for layer in chosen):
         handles.append(Line2D([], [], color=COLOURS['yellow'], linewidth=1.5, linestyle='--',
                               label='what one window sees, its halo or neighbours included'))
     figure.legend(handles=handles, loc='outside lower center', ncols=min(len(handles), 3), fontsize=8, frameon=False)
@@ -186,11 +184,11 @@ def draw_windows(backbone: SwinRPE, images: Tensor, picture: np.ndarray) -> Figu
 
 def keys_of_middle(layer: Layer, found: Sequence[Piece], extent: Size) -> Box:
     """The piece in the middle of an image with all that its queries see, inside the image's extent in tokens."""
-    middle = [side // 2 for side in extent]
+    middle, geometry = [side // 2 for side in extent], layer.windows.geometry(extent)
     box, = (piece.box for piece in found
             if all(piece.box[i] <= at < piece.box[2 + i] for i, at in enumerate(middle)))
     reach = [max(-first, layer.attention.pooled_neighbours * side)
-             for first, side in zip(layer.attention.geometry.origin, layer.window)]
+             for first, side in zip(geometry.origin, geometry.query_size)]
     return (*(max(box[i] - reach[i], 0) for i in (0, 1)), *(min(box[2 + i] + reach[i], extent[i]) for i in (0, 1)))
 
 
@@ -205,10 +203,10 @@ def number_pieces(axis: Axes, found: Sequence[Piece], stride: Size) -> None:
 
 def describe(layer: Layer, layout: WindowLayout) -> str:
     """How many windows there are, how many need a mask, and how many of their slots are padding."""
-    total = len(layout.slots)
-    share = 100 * float((~layout.valid).double().mean())
-    kind = 'shifted' if layer.shifted else 'regular'
-    height, width = layer.window
+    windows = real_windows(layout)
+    total, masked = len(windows), int((~layout.visible[windows]).flatten(1).any(1).sum())
+    share = 100 * float((~held_tokens(layout)[windows]).double().mean())
+    height, width = layout.geometry.query_size
     step = f'{layer.stride[0]}' if layer.stride[0] == layer.stride[1] else '×'.join(map(str, layer.stride))
-    return (f'stage {layer.stage}: {kind}, {height}×{width} tokens of {step} px\n'
-            f'{total} window{"s" * (total > 1)}, {total - layout.plain} masked, {share:.3g} % of slots padding')
+    return (f'stage {layer.stage}: {layer.kind}, {height}×{width} tokens of {step} px\n'
+            f'{total} window{"s" * (total > 1)}, {masked} masked, {share:.3g} % of slots padding')

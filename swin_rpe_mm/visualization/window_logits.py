@@ -1,11 +1,13 @@
 """What attention computes on its way and does not keep: the logits of a few windows, worked out again."""
+from dataclasses import replace
 from typing import List, NamedTuple, Optional
 
 import torch
 from torch import Tensor, nn
 
-from ..models.attention import Shared, WindowAttention
-from ..rpe import DynamicRPE, LogCPB, call_rpe
+from ..models import WindowAttention
+from ..models.block import mean_neighbours, partition
+from ..rpe import DynamicRPE, LogCPB
 from ..windows import WindowLayout
 
 
@@ -33,81 +35,105 @@ class WindowLogits(NamedTuple):
         return logits.masked_fill(~self.visible[:, None], float('-inf')).softmax(-1)
 
 
+def held_tokens(layout: WindowLayout) -> Tensor:
+    """Which slots hold a token that is inside the extent of its image, ``(T, N)`` bool."""
+    return (layout.rows < len(layout.rows_back)).view_as(layout.region) & (layout.region >= 0)
+
+
+def real_windows(layout: WindowLayout) -> Tensor:
+    """The windows that hold such a token, ``(T',)`` long: an image has no others if it is alone."""
+    return held_tokens(layout).any(1).nonzero().flatten()
+
+
+def key_tokens(layout: WindowLayout) -> Tensor:
+    """The token of each key, ``(T, Nk)`` long; ``B * L`` for window padding, or any where that is not seen."""
+    return (layout.rows if layout.key_rows is None else layout.key_rows).view(len(layout.region), -1)
+
+
 def spread_windows(layout: WindowLayout, count: int) -> Tensor:
     """Up to ``count`` windows of a layout, ``(W,)`` long, always the same ones.
 
-    They lie at equal distances in its order: the unmasked windows image by image, then those at seams and borders; the
-    first and the last are among them.
+    They lie at equal distances in its order, image by image, row by row, among the windows that hold something real;
+    the first and the last of these are among them.
     """
-    total = len(layout.slots)
-    return torch.linspace(0, total - 1, min(count, total), device=layout.slots.device).round().long()
+    windows = real_windows(layout)
+    places = torch.linspace(0, len(windows) - 1, min(count, len(windows)), device=windows.device)
+    return windows[places.round().long()]
 
 
 @torch.no_grad()
-def window_logits(attention: WindowAttention, windows: Tensor, x: Tensor, layout: WindowLayout, mask_padding: bool,
-                  shared: Optional[Shared] = None) -> WindowLogits:
-    """The logits that ``attention(x, layout, mask_padding, shared)`` would use in some windows.
+def window_logits(attention: WindowAttention, windows: Tensor, x: Tensor, layout: WindowLayout) -> WindowLogits:
+    """The logits that ``attention(x, layout)`` uses in some windows.
 
     Draws no random numbers and keeps no graph.
 
     Args:
         attention (WindowAttention): The module.
         windows (Tensor): ``(W,)`` long, which of the layout's windows.
-        x, layout, mask_padding, shared: What the module is called with.
+        x, layout: What the module is called with.
     """
-    shared = shared or attention.shared()
-
-    def heads(rows: Tensor, valid: Tensor):
-        projected = shared.qkv(x[rows.flatten()])
-        projected = attention._add_biases(projected, slice(None))
-        padding = None if mask_padding else attention._projected_zeros(projected.dtype)
-        padding = projected.new_zeros(()) if padding is None else padding
-        return attention._heads(torch.where(valid[..., None], projected.unflatten(0, rows.shape), padding))
-
-    def own(windows: Tensor):
-        return heads(layout.packed_slots[windows], layout.valid[windows])
-
-    q, k, _ = own(windows)
-    if attention.has_halo:
-        k = heads(layout.key_rows[windows], layout.key_valid[windows])[1]
-    q, k = attention._scaled(q, k)
-    bias, sigmoids, valid, region = None, [], layout.valid[windows], layout.region[windows]
+    x = torch.cat([x.flatten(0, 1), x.new_zeros(1, x.shape[2])])  # the last row is what window padding holds
+    needed = windows if layout.neighbours is None else torch.cat([windows, layout.neighbours[windows].flatten()])
+    needed, places = needed.unique(return_inverse=True)
+    q, k, v = _in_windows(attention, needed, x, layout)
+    own, others, region = places[:len(windows)], places[len(windows):], layout.region[windows]
+    pooled = None
+    if layout.neighbours is not None:
+        pooled = mean_neighbours(k, v, layout.region[needed], others.view(len(windows), -1))
+    q, k, v = (part[own] for part in (q, k, v))
+    if layout.key_rows is not None:
+        keys = key_tokens(layout)[windows].flatten()
+        _, k, v = attention.split_heads(_project(attention, x[keys]), len(windows))
+    if attention.logit_scale is None:
+        q = q * attention.scale
+    else:
+        q, k = attention.scaled_cosine(q, k)
+    queries, bias, sigmoids = held_tokens(layout)[windows], None, []
     if attention.rpe is not None:
-        with _Sigmoids(attention.rpe, valid, sigmoids):
-            q, k, bias = call_rpe(attention.rpe, q, k, attention.geometry, region)
-    if attention.pooled_neighbours:
-        others, places = layout.neighbours[windows].unique(return_inverse=True)
-        real = (layout.region[others] >= 0)[:, None, :, None]
-        means = ((own(others)[1] * real).sum(2) / real.sum(2)).to(k.dtype)
-        pooled = means[places].transpose(1, 2)
-        k, _, bias = attention._append(q, k, k, bias, (pooled, pooled))
+        sigmoids += [part.bias(layout.geometry) / 16 for part in attention.rpe.modules() if isinstance(part, LogCPB)]
+        with _Scales(attention.rpe) as scales:
+            q, k, bias = attention.rpe(q, k, layout.geometry, region)
+        sigmoids += [scale.squeeze(-1).transpose(1, 2)[queries] / 2 for scale in scales]
+    if pooled is not None:
+        k, _, bias = attention.append_pooled(q, k, v, bias, pooled)
 
     wide = torch.promote_types(q.dtype, torch.float32)
     with torch.autocast(q.device.type, enabled=False):
         content = q.to(wide) @ k.to(wide).transpose(-2, -1)
-    visible = torch.ones(len(windows), *content.shape[2:], dtype=torch.bool, device=x.device)
-    masked = windows >= layout.plain
-    visible[masked] = layout.visible[windows[masked] - layout.plain]
-    return WindowLogits(content, bias, visible, valid, sigmoids)
+    return WindowLogits(content, bias, layout.visible[windows], queries, sigmoids)
 
 
-class _Sigmoids:
-    """While it is entered, notes the values of an encoding's sigmoids when that is called."""
+def _project(attention: WindowAttention, x: Tensor) -> Tensor:
+    """q, k and v of tokens ``(K, C)``, side by side."""
+    qkv = attention.qkv(x)
+    if attention.q_bias is None:
+        return qkv
+    return qkv + torch.cat([attention.q_bias, torch.zeros_like(attention.q_bias), attention.v_bias]).to(qkv.dtype)
 
-    def __init__(self, rpe: nn.Module, valid: Tensor, found: List[Tensor]):
-        self.parts = [part for part in rpe.modules() if isinstance(part, (LogCPB, DynamicRPE))]
-        self.valid, self.found = valid, found
 
-    def __enter__(self) -> None:
-        self.handles = [part.register_forward_hook(self._note) for part in self.parts]
+def _in_windows(attention: WindowAttention, windows: Tensor, x: Tensor, layout: WindowLayout):
+    """q, k and v of all slots of some windows, ``(W, heads, N, d)`` each."""
+    rows = layout.rows.view_as(layout.region)[windows].flatten()
+    filled = (rows < len(layout.rows_back)).nonzero().flatten()
+    part = replace(layout, region=layout.region[windows], rows_back=filled)
+    return partition(_project(attention, torch.cat([x[rows[filled]], x[-1:]])), part, attention.num_heads)
+
+
+class _Scales:
+    """While it is entered, notes what ``DynamicRPE`` in an encoding multiplies with, ``(W, heads, Nq, 1)`` each."""
+
+    def __init__(self, rpe: nn.Module):
+        self.rpe, self.found, self.handles = rpe, [], []
+
+    def __enter__(self) -> List[Tensor]:
+        parts = [part for part in self.rpe.modules() if isinstance(part, DynamicRPE)]
+        self.handles = [part.register_forward_hook(self._note) for part in parts]
+        return self.found
 
     def __exit__(self, *_) -> None:
         for handle in self.handles:
             handle.remove()
 
-    def _note(self, part: nn.Module, args: tuple, out: tuple) -> None:
-        if isinstance(part, LogCPB):
-            self.found.append(out[2] / 16)
-        else:
-            q, region = args[0], args[3]
-            self.found.append(part._scale(q, region).squeeze(-1).transpose(1, 2)[self.valid] / 2)
+    def _note(self, part: DynamicRPE, args: tuple, _) -> None:
+        q, _, _, region = args
+        self.found.append(part._scale(q, region))

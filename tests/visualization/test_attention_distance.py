@@ -12,7 +12,7 @@ WINDOW, HALO = (3, 4), (1, 2)
 
 def test_against_dense_attention():
     backbone = tiny(window_size=WINDOW, halo=HALO, patch_size=(4, 2), strides=((4, 2), 2))
-    for given in inputs_of(backbone, image(46, 40, (35, 37))):
+    for given in inputs_of(backbone, image(46, 40), (35, 37)):
         layer, found = given.layer, attention_distance(given)
         size = layer.map_size((35, 37))
         seen = visible(size, WINDOW, (1, 2) if layer.shifted else (0, 0), HALO)

@@ -37,9 +37,9 @@ CASES = {
 
 
 def values_of(given) -> tuple[torch.Tensor, torch.Tensor]:
-    """Values of the packed tokens ``(heads, K, d)``, and what zeros are projected to ``(heads, d)``."""
-    block, attention = given.layer.block, given.layer.attention
-    x = attention.qkv(given.tokens if block.norm_after else block.norm1(given.tokens)).detach()
+    """Values of the tokens ``(heads, L, d)``, and what zeros are projected to ``(heads, d)``."""
+    attention = given.layer.attention
+    x = attention.qkv(given.tokens[0]).detach()
     padding = x.new_zeros(x.shape[1]) if attention.qkv.bias is None else attention.qkv.bias.detach()
     shape = (3, attention.num_heads, attention.head_dim)
     x, padding = x.unflatten(1, shape)[:, 2].transpose(0, 1), padding.unflatten(0, shape)[2]
@@ -52,33 +52,32 @@ def values_of(given) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize('arguments', CASES.values(), ids=CASES)
 def test_weights_times_values_are_what_the_model_gives(arguments):
     backbone = tiny(**arguments)
-    images = image(extent=(41, 58))
+    images, size = image(), (41, 58)
     outs = []
-    handles = [layer.attention.register_forward_hook(lambda module, args, out: outs.append(out.detach()))
-               for layer in layers_of(backbone)]
-    with torch.enable_grad():  # without gradients a CPU takes a few windows at a time
-        backbone(images)
-    for handle in handles:
-        handle.remove()
-    for given, expected in zip(inputs_of(backbone, images), outs):
+    for layer in layers_of(backbone):
+        layer.attention.register_forward_hook(lambda module, args, out: outs.append(out.detach()))
+    for given, expected in zip(inputs_of(backbone, images, size), outs):
         layer, layout = given.layer, given.layout
         map_size = layer.map_size((46, 70))
-        extent = layer.map_size((41, 58) if backbone.mask_padding else (46, 70))
+        extent = layer.map_size(size if backbone.config.mask_padding else (46, 70))
         values, padding_value = values_of(given)
         for token in ((0, 0), (extent[0] // 2, extent[1] // 2), (extent[0] - 1, extent[1] - 1)):
             found = point_attention(given, map_size, token)
             flat = found.weights.flatten(1)
             assert flat.new_tensor(1).expand(len(flat)).allclose(flat.sum(1) + found.padding)
-            assert not flat[:, layout.outside].any() and not flat[:, ~found.seen.flatten()].any()
-            out = torch.einsum('hk,hkd->hd', flat[:, layout.inside], values) + found.padding[:, None] * padding_value
+            assert not found.weights[:, extent[0]:].any() and not found.weights[:, :, extent[1]:].any()
+            assert not flat[:, ~found.seen.flatten()].any()
+            out = torch.einsum('hk,hkd->hd', flat, values) + found.padding[:, None] * padding_value
             at = token[0] * map_size[1] + token[1]
-            if getattr(layer.attention.rpe, 'adds_values', False):
-                window, query = divmod(int(layout.home[at]), layout.slots.shape[1])
-                weights = given.logits(torch.tensor([window])).weights[..., :layout.key_slots.shape[1]]
-                out = out + layer.attention.rpe.values(weights, layer.attention.geometry)[0, :, query]
-            packed = int((layout.inside == at).nonzero())
-            assert_forward(layer.attention.proj(out.flatten()), expected[packed], 'attention of a point')
-        assert (found.padding > 0).any() <= (not backbone.mask_padding)
+            rpe = layer.attention.rpe
+            if rpe is not None and rpe.gives('values'):
+                window, query = divmod(int(layout.rows_back[at]), layout.region.shape[1])
+                weights = given.logits(torch.tensor([window])).weights
+                if layer.attention.pooled_neighbours:
+                    weights = weights[..., :-8]
+                out = out + rpe.values(weights, layout.geometry)[0, :, query]
+            assert_forward(layer.attention.proj(out.flatten()), expected[0, at], 'attention of a point')
+        assert (found.padding > 0).any() <= (not backbone.config.mask_padding)
 
 
 @pytest.mark.parametrize('halo', [0, 2])

@@ -1,10 +1,15 @@
 """Which layers and heads are drawn."""
 import pytest
 import torch
-from watched import image, inputs_of, tiny
+from oracles.compare import assert_forward
+from watched import image, inputs_of, projected, tiny
 
 from swin_rpe_mm.errors import InputError
+from swin_rpe_mm.visualization.attention_distance import draw_distance
+from swin_rpe_mm.visualization.attention_maps import draw_attention
+from swin_rpe_mm.visualization.bias_maps import draw_bias
 from swin_rpe_mm.visualization.layers import layers_of, pick_heads, pick_layers
+from swin_rpe_mm.visualization.window_grid import draw_windows
 
 
 def names(layers) -> list[str]:
@@ -16,7 +21,7 @@ def test_all_layers_with_their_strides():
     assert names(layers) == ['0.0', '1.0', '1.1', '1.2']
     assert [layer.stride for layer in layers] == [(4, 2), *[(8, 4)] * 3]
     assert [layer.shifted for layer in layers] == [False, False, True, False]
-    assert [layer.window for layer in layers] == [(4, 4), *[(2, 6)] * 3]
+    assert [layer.windows.window_size for layer in layers] == [(4, 4), *[(2, 6)] * 3]
     assert layers[2].title == 'layer 1.1: shifted 2×6'
 
 
@@ -35,10 +40,41 @@ def test_pick():
 
 
 def test_parts_are_the_whole(monkeypatch):
-    given = inputs_of(tiny(halo=1), image())[0]
-    whole = given.logits(torch.arange(len(given.layout.slots)))
+    given = inputs_of(tiny(halo=1), image(), (46, 40))[0]
+    windows = (given.layout.region >= 0).any(1).nonzero().flatten()
+    assert 0 < len(windows) < len(given.layout.region)
+    whole = given.logits(windows)
     monkeypatch.setattr('swin_rpe_mm.visualization.layers._PAIRS_AT_ONCE', 2 * 2 * 16 * 36)
     parts = list(given.parts())
-    assert len(parts) == -(-len(given.layout.slots) // 2)
-    assert torch.equal(torch.cat([windows for windows, _ in parts]), torch.arange(len(given.layout.slots)))
+    assert len(parts) == -(-len(windows) // 2)
+    assert torch.equal(torch.cat([part for part, _ in parts]), windows)
     assert torch.allclose(torch.cat([logits.weights for _, logits in parts]), whole.weights)
+
+
+@pytest.mark.parametrize('windows', ['ShiftedWindows', 'PaddedWindows', 'GlobalWindows'])
+def test_every_kind_of_windows(windows):
+    """The logits of all windows, with the values, make what the attention gives; and all pictures can be drawn."""
+    backbone = tiny(windows=dict(type=windows), rpe=dict(type='LogCPB'))
+    outs = []
+    layers = layers_of(backbone)
+    for layer in layers:
+        layer.attention.proj = torch.nn.Identity()
+        layer.attention.proj.register_forward_hook(lambda module, args, out: outs.append(out.detach()))
+    for given, out in zip(inputs_of(backbone, image()), outs):
+        *_, values = projected(given)
+        heads, tokens, channels = values.shape
+        found = torch.full((tokens, heads * channels), float('nan'), dtype=values.dtype)
+        slots = given.layout.rows.view_as(given.layout.region)
+        for part, logits in given.parts():
+            for window, weights in zip(part.tolist(), logits.weights):
+                held = slots[window] < tokens
+                own = values[:, slots[window][held]]
+                found[slots[window][held]] = (weights[:, held][..., held] @ own).transpose(0, 1).flatten(1)
+        assert_forward(found, out[0], 'weights times values')
+    kinds = ['global'] * 2 if windows == 'GlobalWindows' else ['regular', 'shifted']
+    assert [layer.kind for layer in layers] == kinds * 2
+    picture, heads = torch.zeros(46, 70, 3, dtype=torch.uint8).numpy(), pick_heads(layers, None)
+    assert len(draw_windows(backbone, image(), picture).axes) == (2 if windows == 'GlobalWindows' else 4)
+    draw_attention(backbone, image(), picture, (20, 30), layers, heads)
+    draw_bias(backbone, image(), layers, heads)
+    draw_distance(backbone, image(), layers)

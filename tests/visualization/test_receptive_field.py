@@ -4,7 +4,6 @@ import torch
 from oracles.cases import pixels
 from watched import image, tiny
 
-from swin_rpe_mm import attach_extents, get_extents
 from swin_rpe_mm.visualization.receptive_field import (
     Field,
     draw_fields,
@@ -22,7 +21,7 @@ def middle_outputs(backbone, images, probes) -> list[float]:
     """The output that is looked at of each stage, times its probe."""
     outs = []
     handles = [stage.register_forward_hook(lambda module, args, out: outs.append(out)) for stage in backbone.stages]
-    backbone(images)
+    backbone(images, [EXTENT])
     for handle in handles:
         handle.remove()
     rows, columns = (10, 5), (18, 9)  # of the map and of the middle of the extents (10, 13) and (5, 7)
@@ -33,9 +32,9 @@ def middle_outputs(backbone, images, probes) -> list[float]:
 @pytest.mark.parametrize('arguments', [{}, dict(arch='v2-nano', halo=1)], ids=['plain', 'v2, halo'])
 def test_gradient_is_the_slope(arguments):
     backbone = tiny(**arguments)
-    images = image(40, 72, EXTENT)
+    images = image(40, 72)
     probes = [pixels(16).double(), pixels(32, seed=1).double()]
-    fields = squared_gradients(backbone, images, probes)
+    fields = squared_gradients(backbone, images, probes, [EXTENT])
     assert [field.centre for field in fields] == [(22, 26), (20, 28)]
     assert all(field.values.shape == EXTENT for field in fields)
     for y, x in ((22, 26), (20, 28), (17, 30), (38, 49), (0, 0)):
@@ -45,7 +44,7 @@ def test_gradient_is_the_slope(arguments):
             for step in (1e-5, -1e-5):
                 moved = images.clone()
                 moved[0, channel, y, x] += step
-                ends.append(middle_outputs(backbone, attach_extents(moved, get_extents(images)), probes))
+                ends.append(middle_outputs(backbone, moved, probes))
             slopes += torch.tensor([(a - b) / 2e-5 for a, b in zip(*ends)], dtype=torch.float64)**2
         for field, slope in zip(fields, slopes):
             assert float(field.values[y, x]) == pytest.approx(float(slope), rel=1e-5, abs=1e-12)
@@ -54,7 +53,7 @@ def test_gradient_is_the_slope(arguments):
 def test_mean_over_images_that_lie_with_their_centres_on_each_other():
     backbone = tiny()
     one, two = image(40, 40), image(64, 24)
-    mean = receptive_fields(backbone, [one, two], seed=3)
+    mean = receptive_fields(backbone, [(one, None), (two, None)], seed=3)
     generator = torch.Generator().manual_seed(3)
     squares = []
     for images in (one, two):
@@ -81,7 +80,7 @@ def test_shares_of_squares(centre):
 
 
 def test_figure():
-    fields = receptive_fields(tiny(), [image()])
+    fields = receptive_fields(tiny(), [(image(), None)])
     figure = draw_fields(fields, [(4, 4), (4, 4)])
     titles = [axis.get_title() for axis in figure.axes if axis.get_title()]
     assert [title.split('\n')[0] for title in titles] == ['stage 0', 'stage 1']

@@ -6,9 +6,8 @@ from oracles.cases import dice, random_extents, random_size, random_window
 from watched import image, inputs_of, tiny
 
 from swin_rpe_mm.visualization.attention_maps import point_attention
-from swin_rpe_mm.visualization.layers import layers_of
 from swin_rpe_mm.visualization.window_grid import around, covered, draw_windows, keys_of_middle, pieces
-from swin_rpe_mm.windows import WindowLayout
+from swin_rpe_mm.windows import ShiftedWindows, WindowLayout
 
 
 @pytest.mark.parametrize('case', range(20))
@@ -16,8 +15,10 @@ def test_tokens_of_a_piece_see_each_other_and_no_others(case):
     rng = dice('pieces', case)
     size, window = random_size(rng, 40, 500), random_window(rng)
     shift = tuple(side // 2 for side in window) if case % 2 else (0, 0)
-    extents = random_extents(rng, 2, size)
-    layout = WindowLayout.build(size, window, shift, extents, mask_padding=case % 3 > 0)
+    masked = case % 3 > 0
+    extents = random_extents(rng, 2, size) if masked else [size] * 2
+    windows = ShiftedWindows(window, shift=shift)
+    layout = WindowLayout.build(windows, 2, size, torch.tensor(extents), masked)
     for index, extent in enumerate(extents):
         member = torch.full(extent, -1)
         for number, piece in enumerate(pieces(layout, size, index)):
@@ -31,11 +32,11 @@ def test_tokens_of_a_piece_see_each_other_and_no_others(case):
 
 def test_the_seam():
     """The example of the layout's own documentation: 10 tokens, window 4, shift 2."""
-    layout = WindowLayout.build((4, 10), (4, 4), (0, 2))
-    found = pieces(layout, (4, 10))
+    windows = ShiftedWindows((4, 4), shift=(0, 2))
+    found = pieces(WindowLayout.build(windows, 1, (4, 10)), (4, 10))
     assert [piece.box for piece in found] == [(0, 0, 4, 2), (0, 2, 4, 6), (0, 6, 4, 10)]
     assert [(piece.joined, piece.padded) for piece in found] == [(False, True), (False, False), (False, False)]
-    found = pieces(WindowLayout.build((4, 11), (4, 4), (0, 2)), (4, 11))
+    found = pieces(WindowLayout.build(windows, 1, (4, 11)), (4, 11))
     assert [piece.box for piece in found] == [(0, 0, 4, 2), (0, 2, 4, 6), (0, 6, 4, 10), (0, 10, 4, 11)]
     assert [(piece.joined, piece.padded) for piece in found] == [(True, True), *[(False, False)] * 2, (True, True)]
     assert found[0].window == found[3].window
@@ -49,12 +50,12 @@ def test_the_seam():
 ])
 def test_covered_is_as_large_as_the_windows(arguments, regular, shifted):
     backbone = tiny(**arguments)
-    layers = layers_of(backbone)
-    extent, batch = (12, 18), image(48, 72)
-    for layer, expected, layout in zip(layers, (regular, shifted), backbone._lay_out(batch)[1][0]):
-        box = covered(layer, extent, backbone.stages[0].shift_covered_axes)
+    extent, stage = (12, 18), backbone.stages[0]
+    for windows, expected, layout in zip(stage.kinds, (regular, shifted), stage.layouts(1, extent, None, 'cpu')):
+        box = covered(windows, extent)
         assert box == expected
-        assert (box[2] - box[0]) * (box[3] - box[1]) == layout.slots.numel()
+        held = (layout.region >= 0).any(1)
+        assert (box[2] - box[0]) * (box[3] - box[1]) == layout.region[held].numel()
 
 
 @pytest.mark.parametrize('arguments', [dict(halo=(1, 3)), dict(pooled_neighbours=1), dict(window_size=24, halo=1)])
@@ -78,7 +79,7 @@ def test_around():
 
 def test_figure_has_a_panel_for_each_stage_and_shift():
     picture = torch.zeros(46, 70, 3, dtype=torch.uint8).numpy()
-    figure = draw_windows(tiny(), image(48, 72, (46, 70)), picture)
+    figure = draw_windows(tiny(), image(48, 72), picture, [(46, 70)])
     shown = [axis.get_title() for axis in figure.axes if axis.axison]
     assert shown == [
         'stage 0: regular, 4×4 tokens of 4 px\n15 windows, 3 masked, 10 % of slots padding',
@@ -86,5 +87,5 @@ def test_figure_has_a_panel_for_each_stage_and_shift():
         'stage 0: shifted, 4×4 tokens of 4 px\n15 windows, 7 masked, 10 % of slots padding',
         'stage 1: shifted, 4×4 tokens of 8 px\n6 windows, 5 masked, 43.8 % of slots padding'
     ]
-    figure = draw_windows(tiny(shift_windows=False), image(48, 72, (46, 70)), picture)
+    figure = draw_windows(tiny(shift_windows=False), image(48, 72), picture)
     assert sum(axis.axison for axis in figure.axes) == 2

@@ -2,11 +2,11 @@
 import pytest
 import torch
 
-from swin_rpe_mm import SwinRPE, attach_extents
-from swin_rpe_mm.models import WindowAttention, attention
-from swin_rpe_mm.executors.backends import attention_weights, eager
+from swin_rpe_mm import SwinRPE
+from swin_rpe_mm.models import WindowAttention
+from swin_rpe_mm.models.block import attend
 from swin_rpe_mm.visualization.window_logits import spread_windows, window_logits
-from swin_rpe_mm.windows import WindowLayout, all_keys
+from swin_rpe_mm.windows import GlobalWindows, PaddedWindows, ShiftedWindows, WindowLayout
 
 CASES = {
     'table': {},
@@ -37,90 +37,80 @@ def tiny(**arguments) -> SwinRPE:
 
 
 @pytest.mark.parametrize('arguments', CASES.values(), ids=CASES)
-def test_against_attention(arguments, monkeypatch):
+def test_against_attention(arguments):
     backbone = tiny(**arguments)
     calls, used = [], []
 
-    def record(q, k, bias, visible):
-        used.append((q @ k.transpose(-2, -1), bias, visible))
+    def record(q, k, v, bias, *others):
+        used.append((q @ k.transpose(-2, -1), bias))
+        return attend(q, k, v, bias, *others)
 
-    def attend(q, k, v, bias, visible, dropout, scale):
-        record(q * scale, k, bias, visible)
-        return eager(q, k, v, bias, visible, dropout, scale)
-
-    def weigh(q, k, bias, visible, dropout):  # where something is added to the values
-        record(q, k, bias, visible)
-        return attention_weights(q, k, bias, visible, dropout)
-
-    monkeypatch.setattr(attention, 'attention_weights', weigh)
-    monkeypatch.setattr(WindowAttention, 'key_groups', lambda module, layout: (all_keys(layout), ))
     for module in backbone.modules():
         if isinstance(module, WindowAttention):
-            module.attend = attend
-            module.register_forward_pre_hook(lambda module, args: calls.append((module, args, len(used))))
-    images = torch.randn(2, 3, 76, 100)
-    backbone(attach_extents(images, [(76, 100), (60, 75)]))  # with gradients, so that blocks are not cut into parts
+            module.attend = record
+            module.register_forward_pre_hook(lambda module, args: calls.append((module, *args)))
+    backbone(torch.randn(2, 3, 76, 100), [(76, 100), (60, 75)])
 
     assert len(calls) == 4
-    assert any(0 < args[1].plain < len(args[1].slots) for _, args, _ in calls)  # masked and unmasked windows
-    for (module, args, first), last in zip(calls, [call[2] for call in calls[1:]] + [len(used)]):
-        parts, layout = used[first:last], args[1]
-        content = torch.cat([part[0] for part in parts])
-        total = torch.cat([part[0] if part[1] is None else part[0] + part[1] for part in parts])
-        visible = torch.ones(len(content), *content.shape[2:], dtype=torch.bool)
-        visible[layout.plain:] = layout.visible
+    for (module, x, layout), (content, bias) in zip(calls, used):
+        assert not layout.visible.flatten(1).all(1).all() or not backbone.config.mask_padding
+        total = content if bias is None else content + bias
         windows = spread_windows(layout, 9)
-        found = window_logits(module, windows, *args[:4])
+        found = window_logits(module, windows, x, layout)
         total_found = found.content if found.bias is None else found.content + found.bias
-        assert torch.equal(found.visible, visible[windows])
-        assert torch.equal(found.queries, layout.valid[windows])
+        assert torch.equal(found.visible, layout.visible[windows])
+        held = (layout.rows < len(layout.rows_back)).view_as(layout.region) & (layout.region >= 0)
+        assert torch.equal(found.queries, held[windows])
         seen = (found.visible & found.queries[..., None])[:, None].expand_as(found.content)
         for one, two in ((found.content, content), (total_found, total)):
             torch.testing.assert_close(one[seen], two[windows][seen], rtol=1e-5, atol=1e-4)
         weights = total[windows].masked_fill(~found.visible[:, None], float('-inf')).softmax(-1)
         torch.testing.assert_close(found.weights[seen], weights[seen], rtol=1e-4, atol=1e-5)
-        assert (found.bias is None) == all(part[1] is None for part in parts)
+        assert (found.bias is None) == (bias is None)
 
 
 def test_sigmoids():
     attention = WindowAttention(8, 2, (4, 4), [dict(type='LogCPB'), dict(type='DynamicRPE')])
-    x, layout = torch.randn(6 * 7, 8), WindowLayout.build((6, 7), (4, 4))
+    x, layout = torch.randn(1, 6 * 7, 8), WindowLayout.build(ShiftedWindows((4, 4)), 1, (6, 7))
     windows = spread_windows(layout, 3)
     with torch.no_grad():
         attention.rpe.encodings[1].scale_mlp[2].bias.copy_(torch.tensor([0., 9.]))
-    cpb, dynamic = window_logits(attention, windows, x, layout, True).sigmoids
-    *_, bias = attention.rpe.encodings[0](None, None, attention.geometry)
-    torch.testing.assert_close(16 * cpb, bias)
-    assert dynamic.shape == (int(layout.valid[windows].sum()), 2)
+    found = window_logits(attention, windows, x, layout)
+    cpb, dynamic = found.sigmoids
+    torch.testing.assert_close(16 * cpb, attention.rpe.encodings[0].bias(attention.geometry))
+    assert dynamic.shape == (int(found.queries.sum()), 2)
     torch.testing.assert_close(dynamic, torch.tensor([0., 9.]).sigmoid().expand_as(dynamic))
     assert not any(module._forward_hooks for module in attention.rpe.modules())
 
 
-def test_same_windows_spread_over_the_layout():
-    layout = WindowLayout.build((30, 40), (4, 4), (2, 2), [(30, 40), (17, 23)])
-    total = len(layout.slots)
-    windows = spread_windows(layout, 8)
-    assert windows.tolist() == sorted(set(windows.tolist())) and len(windows) == 8
-    assert windows[0] == 0 and windows[-1] == total - 1 >= layout.plain
-    assert max(windows.diff()) - min(windows.diff()) <= 1
-    assert spread_windows(layout, total + 5).tolist() == list(range(total))
+@pytest.mark.parametrize('kind', [ShiftedWindows, PaddedWindows, GlobalWindows])
+def test_same_windows_spread_over_the_layout(kind):
+    extents = torch.tensor([(30, 40), (17, 23)])
+    layout = WindowLayout.build(kind((4, 4), shift=(2, 2)), 2, (30, 40), extents)
+    real = (layout.region >= 0).any(1).nonzero().flatten().tolist()
+    windows = spread_windows(layout, 8).tolist()
+    assert windows == sorted(set(windows)) and len(windows) == min(8, len(real))
+    assert windows[0] == real[0] and windows[-1] == real[-1]
+    steps = torch.tensor([real.index(window) for window in windows]).diff()
+    assert max(steps) - min(steps) <= 1
+    assert spread_windows(layout, len(real) + 5).tolist() == real
 
 
 def test_no_random_numbers_and_no_graph():
     attention = WindowAttention(8, 2, (4, 4), dict(type='TableRPE'), attn_drop_rate=0.5, proj_drop_rate=0.5).train()
-    x, layout = torch.randn(64, 8, requires_grad=True), WindowLayout.build((8, 8), (4, 4))
+    x, layout = torch.randn(1, 64, 8, requires_grad=True), WindowLayout.build(ShiftedWindows((4, 4)), 1, (8, 8))
     state = torch.get_rng_state()
-    found = window_logits(attention, spread_windows(layout, 4), x, layout, True)
+    found = window_logits(attention, spread_windows(layout, 4), x, layout)
     assert torch.equal(torch.get_rng_state(), state)
     assert not found.content.requires_grad and not found.bias.requires_grad
 
 
 def test_half_precision_products_in_float32():
     attention = WindowAttention(8, 2, (4, 4), dict(type='TableRPE'))
-    x, layout = torch.randn(64, 8), WindowLayout.build((8, 8), (4, 4))
+    x, layout = torch.randn(1, 64, 8), WindowLayout.build(ShiftedWindows((4, 4)), 1, (8, 8))
     windows = spread_windows(layout, 4)
-    exact = window_logits(attention, windows, x, layout, True)
+    exact = window_logits(attention, windows, x, layout)
     with torch.autocast('cpu', dtype=torch.bfloat16):
-        found = window_logits(attention, windows, x, layout, True)
+        found = window_logits(attention, windows, x, layout)
     assert found.content.dtype == torch.float32
     torch.testing.assert_close(found.content, exact.content, rtol=2e-2, atol=2e-2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 import torch
 from oracles.cases import pixels
 
-from swin_rpe_mm import SwinRPE, attach_extents
+from swin_rpe_mm import SwinRPE
 from swin_rpe_mm.visualization.layers import LayerInput, layers_of, watch
 
 
@@ -20,21 +20,21 @@ def tiny(**arguments) -> SwinRPE:
     return backbone.double().eval()
 
 
-def image(height: int = 46, width: int = 70, extent: tuple[int, int] | None = None) -> torch.Tensor:
-    """A batch of one image of noise, with window padding and, with an extent, batch padding."""
-    return attach_extents(pixels(1, 3, height, width).double(), [extent or (height, width)])
+def image(height: int = 46, width: int = 70) -> torch.Tensor:
+    """A batch of one image of noise."""
+    return pixels(1, 3, height, width).double()
 
 
-def inputs_of(backbone: SwinRPE, images: torch.Tensor) -> list[LayerInput]:
+def inputs_of(backbone: SwinRPE, images: torch.Tensor, extent: tuple[int, int] | None = None) -> list[LayerInput]:
     """What comes into each layer."""
     found = []
-    watch(backbone, images, layers_of(backbone), found.append)
+    watch(backbone, images, layers_of(backbone), found.append, extent and [extent])
     return found
 
 
 def projected(given: LayerInput) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Scaled queries, keys and values of the packed tokens, ``(heads, K, d)``; not of cosine attention."""
-    block, attention = given.layer.block, given.layer.attention
-    x = attention.qkv(block.norm1(given.tokens)).detach()
+    """Scaled queries, keys and values of the tokens inside the extent, ``(heads, K, d)``; not of cosine attention."""
+    attention, inside = given.layer.attention, given.layout.inside[0, :, 0]
+    x = attention.qkv(given.tokens[0, inside]).detach()
     q, k, v = x.unflatten(1, (3, attention.num_heads, attention.head_dim)).permute(1, 2, 0, 3)
     return q * attention.scale, k, v
