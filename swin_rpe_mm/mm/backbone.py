@@ -13,7 +13,7 @@ from ..executors import Dispatcher, fuse_attention
 from ..models import Swin, SwinConfig
 from ..models.config import IntOrPair, one_of
 from ..registry import MODELS, register_everywhere
-from .extents import Extents, check_extents, get_extents, plain
+from .extents import Batch, Extents, check_extents, get_extents, plain
 from .per_image.feature_cache import get_features
 
 _INIT_TYPES = ('Caffe2Xavier', 'Constant', 'Kaiming', 'Normal', 'Pretrained', 'TruncNormal', 'Uniform', 'Xavier')
@@ -155,7 +155,7 @@ class SwinRPE(Swin):
         if features is not None:
             return features
         extents = get_extents(images) if extents is None else extents
-        if type(images) is not Tensor and isinstance(images, Tensor):
+        if isinstance(images, Batch):
             images = plain(images)
         return super().forward(images, self._as_tensor(images, extents))
 
@@ -164,7 +164,7 @@ class SwinRPE(Swin):
         if not self.config.mask_padding:
             return None
         if extents is None:
-            if self._had_extents and len(images) > 1:
+            if self._had_extents and images.shape[0] > 1:
                 self._had_extents = False
                 print_log('SwinRPE: a batch of several images came without their extents, though earlier ones had them:'
                           ' what it is filled up with is taken for content. Operations that change a batch drop them; '
@@ -172,9 +172,9 @@ class SwinRPE(Swin):
             return None
         self._had_extents = True
         if isinstance(extents, Tensor):
-            if tuple(extents.shape) != (len(images), 2):
-                raise InputError(f'extents must have the shape ({len(images)}, 2) for a batch of {len(images)} images, '
-                                 f'got {tuple(extents.shape)}')
+            if extents.ndim != 2 or extents.shape[1] != 2 or extents.shape[0] != images.shape[0]:
+                raise InputError(f'extents must have the shape ({images.shape[0]}, 2), one pair per image, got '
+                                 f' {tuple(extents.shape)}')
             return extents.to(images.device)
         extents = check_extents(extents, tuple(images.shape))
         if all(extent == tuple(images.shape[2:]) for extent in extents):

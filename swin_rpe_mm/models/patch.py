@@ -1,12 +1,13 @@
 """Patch embedding and patch merging (arXiv 2103.14030, section 3.1), for maps of any size."""
 from typing import Optional, Tuple
 
+import torch
 import torch.nn.functional as F
 from mmcv.cnn import build_norm_layer
 from mmengine.model import BaseModule
 from torch import Tensor, nn
 
-from ..windows.indices import ceil_div
+from ..windows.indices import ceil_div, split
 
 Size = Tuple[int, int]
 
@@ -47,7 +48,6 @@ class PatchMerging(BaseModule):
         norm_cfg (dict, optional): Norm of the joined tokens.
         norm_after (bool): Normalise the projected tokens instead, as SwinV2's code does.
     """
-    kernel = (2, 2)
 
     def __init__(self,
                  in_channels: int,
@@ -63,15 +63,19 @@ class PatchMerging(BaseModule):
 
     def forward(self, tokens: Tensor, size: Size) -> Tuple[Tensor, Size]:
         """``(B, H * W, in_channels)`` and ``(H, W)`` to ``(B, H' * W', out_channels)`` and ``(H', W')``."""
-        maps = tokens.transpose(1, 2).unflatten(2, size)
         merged = tuple(ceil_div(side, step) for side, step in zip(size, self.stride))
-        bottom, right = self.missing(size)
-        joined = F.unfold(F.pad(maps, (0, right, 0, bottom)), self.kernel, stride=self.stride).transpose(1, 2)
+        joined = self._join(tokens, size, merged)
         if self.norm is None:
             return self.reduction(joined), merged
         return self.norm(self.reduction(joined)) if self.norm_after else self.reduction(self.norm(joined)), merged
 
-    def missing(self, size: Size) -> Tuple[int, int]:
-        """Rows and columns to add to a map so that a neighbourhood at every step covers all of it; below 0, to cut."""
-        return tuple((ceil_div(side, step) - 1) * step + kernel - side
-                     for side, step, kernel in zip(size, self.stride, self.kernel))
+    def _join(self, tokens: Tensor, size: Size, merged: Size) -> Tensor:
+        """``(B, H * W, C)`` to ``(B, H' * W', 4 * C)``; zeros beyond the map."""
+        batch_size, _, channels = tokens.shape
+        total = batch_size * merged[0] * merged[1] * 4
+        image, y, x, down, right = split(torch.arange(total, device=tokens.device), (*merged, 2, 2))
+        y, x = y * self.stride[0] + down, x * self.stride[1] + right
+        there = (y < size[0]) & (x < size[1])
+        rows = torch.where(there, (image * size[0] + y) * size[1] + x, 0)
+        four = torch.where(there[:, None], tokens.flatten(0, 1).index_select(0, rows), 0)
+        return four.view(batch_size, merged[0] * merged[1], 4, channels).transpose(2, 3).flatten(2)

@@ -37,7 +37,7 @@ def merge(module: PatchMerging, tokens: Tensor, size: Size) -> Tuple[Tensor, Siz
     """As :meth:`~swin_rpe_mm.models.PatchMerging.forward`: the joined channels lie token by token in memory, and the
     weights are brought into that order, not the tokens."""
     maps, norm = tokens.unflatten(1, size), module.norm
-    bottom, right = (max(side, 0) for side in module.missing(size))
+    bottom, right = (max((-(-side // step) - 1) * step + 2 - side, 0) for side, step in zip(size, module.stride))
     maps = F.pad(maps, (0, 0, 0, right, 0, bottom)) if bottom or right else maps
 
     def by_token(weight: Tensor) -> Tensor:
