@@ -1,4 +1,4 @@
-# Everything runs in .venv, which the set-up makes; PYTHON=/path/to/python3.11 chooses the Python it is made with.
+# Everything but test-upstream runs in .venv, which the set-up makes; PYTHON=/path/to/python3.11 chooses its Python.
 # AREA=rpe lets every kind of test run those of tests/rpe alone; several are separated by spaces.
 SHELL := /bin/sh
 PYTHON ?= python3.11 python3
@@ -10,7 +10,7 @@ PYTEST = MPLBACKEND=Agg $(VENV) -m pytest -n auto --maxprocesses 8 --dist loadfi
 TESTS = $(or $(addprefix tests/,$(AREA)),tests)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup ready demo docs-figures area test test-fast test-all lint clean
+.PHONY: help setup ready demo docs-figures area test test-fast test-all test-upstream lint clean
 
 help:  ## Show this list
 	@sed -n 's/^\([a-z0-9-]*\):.*  ## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -40,12 +40,18 @@ test-fast: area ready  ## Run the tests without those marked slow, in less than 
 test-all: area ready  ## Run all tests, also those that are too slow for every day
 	@$(PYTEST) $(TESTS)
 
+test-upstream: VENV := .venv-upstream/bin/python
+test-upstream: area  ## Run the tests with upstream's MM packages, in an environment of their own
+	@$(SETUP) --quiet --packages upstream; done; $(NO_PYTHON)
+	@$(PYTEST) -m 'not exhaustive' $(TESTS)
+
+
 lint: ready  ## Check the code's style
 	@$(VENV) -m ruff check .
 
 clean:  ## Remove what runs and tests leave behind; .venv, work_dirs and data stay
 	@rm -rf .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
-	@find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
+	@find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +
 
 NO_PYTHON = echo 'Set-up needs Python 3.11, and $(subst $() $(), or ,$(PYTHON)) is not that here: install it, or name it with' \
 	'`make setup PYTHON=/path/to/python3.11`.' >&2; exit 1
