@@ -46,11 +46,12 @@ test-upstream: area  ## Run the tests with upstream's MM packages, in an environ
 	@$(PYTEST) -m 'not exhaustive' $(TESTS)
 
 
-lint: ready  ## Check the code's style
+lint: ready  ## Check the code's style, and the types of the rooms that setup.cfg names
 	@$(VENV) -m ruff check .
+	@$(VENV) -m mypy
 
 clean:  ## Remove what runs and tests leave behind; .venv, work_dirs and data stay
-	@rm -rf .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
+	@rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
 	@find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +
 
 NO_PYTHON = echo 'Set-up needs Python 3.11, and $(subst $() $(), or ,$(PYTHON)) is not that here: install it, or name it with' \
