@@ -2,7 +2,7 @@
 import pytest
 import torch
 from needs import NO_OPS
-from oracles.compare import FIGURES
+from oracles.compare import FIGURES, record
 
 from swin_rpe_mm.mm.configs import has_ops
 
@@ -20,6 +20,19 @@ def pytest_collection_modifyitems(items):
         for item in items:
             if item.get_closest_marker('needs_ops'):
                 item.add_marker(pytest.mark.skip(reason=NO_OPS))
+
+
+def pytest_sessionfinish(session):
+    """Where several processes run the tests, each hands its worst errors to the one that prints them."""
+    if hasattr(session.config, 'workeroutput'):
+        session.config.workeroutput['figures'] = FIGURES
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node):
+    """Take over the worst errors of a process that has ended; one that crashed has none."""
+    for name, (error, count) in getattr(node, 'workeroutput', {}).get('figures', {}).items():
+        record(name, error, count)
 
 
 def pytest_terminal_summary(terminalreporter):

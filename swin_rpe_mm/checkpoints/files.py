@@ -103,8 +103,8 @@ def download(url: str) -> Path:
     """
     folder = Path(torch.hub.get_dir(), 'checkpoints')
     path = folder / os.path.basename(urlparse(url).path)
-    expected = re.search(r'-([0-9a-f]{8,64})\.', path.name)
-    expected = expected[1] if expected else None
+    named = re.search(r'-([0-9a-f]{8,64})\.', path.name)
+    expected = named[1] if named else None
     if int(os.environ.get('LOCAL_RANK', 0)) == 0 and not _is_whole(path, expected):
         folder.mkdir(parents=True, exist_ok=True)
         print_log(f'downloading {url} to {path}', 'current')

@@ -36,7 +36,8 @@ def unwrap(checkpoint: Mapping, prefix: Optional[str] = None) -> Dict[str, Tenso
     # what modules noted beside their weights, under their names; torch's load_state_dict looks for it here
     notes = {f'{key}.': value for key, value in getattr(state_dict, '_metadata', {}).items() if key}
     notes[''] = getattr(state_dict, '_metadata', {}).get('', {})
-    weights._metadata = {key.rstrip('.'): value for key, value in _under(notes, prefix).items()}
+    notes = {key.rstrip('.'): value for key, value in _under(notes, prefix).items()}
+    weights._metadata = notes  # type: ignore[attr-defined]
     return weights
 
 

@@ -10,10 +10,10 @@ TOLERANCE = {
 FIGURES: dict[str, tuple[float, int]] = {}
 
 
-def record(name: str, error: float) -> None:
-    """Keep the worst error of a named figure."""
-    worst, count = FIGURES.get(name, (0.0, 0))
-    FIGURES[name] = (max(worst, error), count + 1)
+def record(name: str, error: float, count: int = 1) -> None:
+    """Keep the worst error of a named figure; ``count`` comparisons were made for this one."""
+    worst, before = FIGURES.get(name, (0.0, 0))
+    FIGURES[name] = (max(worst, error), before + count)
 
 
 def forward_error(actual: torch.Tensor, expected: torch.Tensor) -> float:

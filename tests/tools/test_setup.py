@@ -12,7 +12,7 @@ import pytest
 from tools.setup import machine as machines
 from tools.setup import ops, stamp
 from tools.setup.console import SetupError, duration, remaining, run
-from tools.setup.main import Setup, clean_environment, half_installed, requirement
+from tools.setup.main import ENVIRONMENTS, Environment, Setup, clean_environment, half_installed, requirements
 
 ROOT = Path(__file__).resolve().parents[2]
 BARE = machines.Machine(compiler=None, python_headers=False, nvcc=None, gpu=False)
@@ -200,9 +200,18 @@ class TestPackages:
         lock = (ROOT / 'requirements/lock.txt').read_text().split('\n')
         assert [line.split('==')[0] for line in lines_of(lock, 'opencv')] == ['opencv-python-headless']
 
-    def test_the_one_requirement_of_a_file(self, tmp_path):
-        (tmp_path / 'a.txt').write_text('# why\n\na==1\n')
-        assert requirement(tmp_path / 'a.txt') == 'a==1'
+    def test_the_requirements_of_a_file(self, tmp_path):
+        (tmp_path / 'a.txt').write_text('# why\n\na==1\nb==2\n')
+        assert requirements(tmp_path / 'a.txt') == ['a==1', 'b==2']
+
+    def test_environments_share_all_but_the_mm_packages(self):
+        setups = [Setup(ROOT, CPU, environment) for environment in ENVIRONMENTS.values()]
+        for setup, prefix in zip(setups, ('onedl-', '')):
+            names = [line.split('==')[0] for line in (setup.mmcv, *setup.mm)]
+            assert names[0] == f'{prefix}mmcv'
+            assert {f'{prefix}mmengine', f'{prefix}mmsegmentation'} < set(names)
+        assert len({setup.venv for setup in setups}) == 2
+        assert not any('mm' in line for line in requirements(ROOT / 'requirements/lock.txt'))
 
     def test_a_cut_off_installation_is_found(self, tmp_path):
         for name, complete in (('whole-1.dist-info', True), ('half-1.dist-info', False)):
@@ -228,7 +237,8 @@ class TestPeers:
         """A set-up whose pip only makes the target folder, or fails."""
         (tmp_path / 'requirements').mkdir()
         (tmp_path / 'requirements/peers.txt').write_text('peer==1\n')
-        setup = Setup(tmp_path, CPU)
+        (tmp_path / 'requirements/mm.txt').write_text('mmcv==1\n')
+        setup = Setup(tmp_path, CPU, Environment('.venv', 'mm.txt', 'make demo'))
         setup.commands, setup.works = [], True
 
         def pip(command, *_):
@@ -292,12 +302,13 @@ class TestConsole:
 
 
 def test_finished_set_up_is_quick_and_says_so():
-    """This environment's own set-up, where ``make setup`` made it."""
-    done = stamp.read(ROOT / '.venv')
-    if not stamp.is_done(done, stamp.key_of(ROOT, stamp.inputs(ROOT)), machines.look()):
+    """This environment's own set-up, where set-up made it."""
+    packages = {ROOT / environment.folder: name for name, environment in ENVIRONMENTS.items()}.get(Path(sys.prefix))
+    done = stamp.read(Path(sys.prefix))
+    if packages is None or not stamp.is_done(done, stamp.key_of(ROOT, stamp.inputs(ROOT)), machines.look()):
         pytest.skip('the environment was not made by the set-up in its present state')
-    result = subprocess.run([shutil.which('python3.11') or sys.executable, '-m', 'tools.setup'], cwd=ROOT, text=True,
-                            capture_output=True, timeout=60, check=False)
+    command = [shutil.which('python3.11') or sys.executable, '-m', 'tools.setup', '--packages', packages]
+    result = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, timeout=60, check=False)
     assert result.returncode == 0
     assert result.stdout.startswith('Set-up is done.')
     assert result.stdout.count('\n') == 1

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import sysconfig
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from tools.setup import machine as machines
@@ -30,9 +31,27 @@ print(json.dumps([torch.__version__, torch.version.cuda, arch]))
 """
 
 
-def requirement(file: Path) -> str:
-    """The one requirement of a file."""
-    return next(line for line in file.read_text().split('\n') if line and not line.startswith('#'))
+@dataclass(frozen=True)
+class Environment:
+    """One of the environments that set-up makes; they differ in their MM packages alone.
+
+    Attributes:
+        folder: its place below the repository.
+        packages: the file of requirements/ that names its MM packages.
+        next: what can be done in it.
+    """
+    folder: str
+    packages: str
+    next: str
+
+
+ENVIRONMENTS = {'onedl': Environment('.venv', 'onedl.txt', 'make demo'),
+                'upstream': Environment('.venv-upstream', 'upstream.txt', 'make test-upstream')}
+
+
+def requirements(file: Path) -> list[str]:
+    """The requirements of a file, one a line."""
+    return [line for line in file.read_text().split('\n') if line and not line.startswith('#')]
 
 
 def half_installed(site_packages: Path) -> list[Path]:
@@ -41,7 +60,7 @@ def half_installed(site_packages: Path) -> list[Path]:
 
 
 def clean_environment() -> dict[str, str]:
-    """This process's environment without what would lead pip or Python out of ``.venv``."""
+    """This process's environment without what would lead pip or Python out of the new one."""
     drop = {'PYTHONPATH', 'PYTHONHOME', 'PIP_USER', 'PIP_TARGET', 'PIP_PREFIX', 'PIP_ROOT', 'VIRTUAL_ENV'}
     return {name: value for name, value in os.environ.items() if name not in drop}
 
@@ -51,9 +70,12 @@ class Setup:
 
     steps = 6
 
-    def __init__(self, root: Path, machine: machines.Machine):
+    def __init__(self, root: Path, machine: machines.Machine, environment: Environment):
         self.root, self.machine = root, machine
-        self.venv = root / '.venv'
+        mm = requirements(root / 'requirements' / environment.packages)
+        self.mmcv = next(line for line in mm if 'mmcv' in line)
+        self.mm = [line for line in mm if line != self.mmcv]
+        self.venv = root / environment.folder
         self.python = self.venv / 'bin/python'
         self.log = self.venv / 'setup.log'
         self.env = {**clean_environment(), 'PYTHONNOUSERSITE': '1'}
@@ -79,7 +101,7 @@ class Setup:
         return choice, torch
 
     def _has_environment(self) -> bool:
-        """Whether .venv is an environment of this Python, in this place."""
+        """Whether the folder is an environment of this Python, in this place."""
         if not self.python.exists():
             return False
         ask = 'import pip, sys; print(sys.prefix, *sys.version_info[:2])'
@@ -88,9 +110,9 @@ class Setup:
 
     def _make_environment(self) -> None:
         if self._has_environment():
-            self._say('.venv: there already')
+            self._say(f'{self.venv.name}: there already')
         else:
-            self._say('.venv: making the environment, about 5 s')
+            self._say(f'{self.venv.name}: making the environment, about 5 s')
             made = subprocess.run([sys.executable, '-m', 'venv', '--clear', self.venv], capture_output=True, text=True,
                                   env=self.env, check=False)
             if made.returncode:
@@ -101,10 +123,10 @@ class Setup:
     def _install_packages(self) -> Torch:
         """Install torch with what it needs, then every other package, exactly as pinned."""
         folder = self.root / 'requirements'
-        self._say(f'packages: {requirement(folder / "torch.txt")} and the pinned rest, about 2 minutes')
-        lock = str(folder / 'lock.txt')
-        self._pip('install', '-c', lock, '-r', str(folder / 'torch.txt'), *BUILD_TOOLS)
-        self._pip('install', '--no-deps', '--no-build-isolation', '-r', lock)
+        torch, lock = requirements(folder / 'torch.txt'), str(folder / 'lock.txt')
+        self._say(f'packages: {", ".join(torch)} and the pinned rest, about 2 minutes')
+        self._pip('install', '-c', lock, *torch, *BUILD_TOOLS)
+        self._pip('install', '--no-deps', '--no-build-isolation', '-r', lock, *self.mm)
         answer = self._ask(ASK_TORCH)
         if answer.returncode:
             raise SetupError(f'torch was installed but cannot be imported: {answer.stderr.strip()}')
@@ -113,11 +135,10 @@ class Setup:
     def _install_mmcv(self, torch: Torch) -> Choice:
         """Install mmcv with the best ops this machine can have: as installed, else from the cache, else built."""
         choice = choose(self.machine, torch.cuda)
-        wanted = requirement(self.root / 'requirements/mmcv.txt')
-        key = cache_key(torch, wanted.split('==')[1], f'cp{sys.version_info[0]}{sys.version_info[1]}',
+        key = cache_key(torch, self.mmcv.split('==')[1], f'cp{sys.version_info[0]}{sys.version_info[1]}',
                         f'{sys.platform}-{platform.machine()}', choice.level)
         cache = Path(os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache', 'swin_rpe_mm/wheels', key)
-        build = MMCVBuild(self.python, wanted, choice.level, torch, cache, self.log, self.env)
+        build = MMCVBuild(self.python, self.mmcv, choice.level, torch, cache, self.log, self.env)
         kind = {'none': 'without ops', 'cpu': 'with ops for the CPU', 'cuda': 'with ops for CPU and CUDA'}[choice.level]
         if build.installed_works():
             self._say(f'mmcv {kind}: there already')
@@ -182,12 +203,15 @@ def stop(number: int, frame: object) -> None:
 
 def main() -> int:
     """Do what is left to do; the exit status."""
-    parser = argparse.ArgumentParser(prog='make setup', description=__doc__)
+    parser = argparse.ArgumentParser(prog='python3.11 -m tools.setup', description=__doc__)
     parser.add_argument('--quiet', action='store_true', help='say nothing when nothing is left to do')
-    quiet = parser.parse_args().quiet
+    parser.add_argument('--packages', choices=ENVIRONMENTS, default='onedl',
+                        help='whose MM packages: those of the maintained forks in .venv, or upstream in .venv-upstream')
+    args = parser.parse_args()
+    environment = ENVIRONMENTS[args.packages]
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGHUP, stop)
-    machine, key, venv = machines.look(), stamps.key_of(ROOT, stamps.inputs(ROOT)), ROOT / '.venv'
+    machine, key, venv = machines.look(), stamps.key_of(ROOT, stamps.inputs(ROOT)), ROOT / environment.folder
     with open(__file__, 'rb+') as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -197,22 +221,22 @@ def main() -> int:
         done = stamps.read(venv)
         if stamps.is_done(done, key, machine):
             lost = choose(machine, done.torch_cuda).lost if done.level != 'cuda' else None
-            if lost or not quiet:
-                say(f'Set-up is done. Note: {lost}' if lost else 'Set-up is done. Next: make demo')
+            if lost or not args.quiet:
+                say(f'Set-up is done. Note: {lost}' if lost else f'Set-up is done. Next: {environment.next}')
             return 0
         start = time.monotonic()
         say(f'Setting up swin_rpe_mm for Python {platform.python_version()} on {machines.cores()} cores; '
-            f'details go to .venv/setup.log')
+            f'details go to {environment.folder}/setup.log')
         (venv / stamps.NAME).unlink(missing_ok=True)
         try:
-            choice, torch = Setup(ROOT, machine).run()
+            choice, torch = Setup(ROOT, machine, environment).run()
         except SetupError as error:
             say(f'Set-up stopped after {duration(time.monotonic() - start)}: {error}')
             return 1
         except KeyboardInterrupt:
-            say('\nSet-up was interrupted; `make setup` goes on from here.')
+            say('\nSet-up was interrupted; the same command goes on from here.')
             return 130
         stamps.write(venv, stamps.Stamp(key, choice.level, torch.cuda, machine))
         say(f'Set-up is done in {duration(time.monotonic() - start)}. '
-            + (f'Note: {choice.lost}' if choice.lost else 'Next: make demo'))
+            + (f'Note: {choice.lost}' if choice.lost else f'Next: {environment.next}'))
     return 0

@@ -9,7 +9,7 @@ from pathlib import Path
 from tools.setup.machine import Machine
 
 LEVELS = ('none', 'cpu', 'cuda')
-AGAIN = 'and run `make setup` again'
+AGAIN = 'and run the same command again'
 
 
 @dataclass(frozen=True)

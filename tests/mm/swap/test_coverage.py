@@ -40,7 +40,7 @@ model = dict(
 optim_wrapper = dict(type='OptimWrapper', optimizer=dict(type='AdamW', lr=0.01))
 """,
     'refused/unet.py': MODEL + "model['backbone'] = dict(type='UNet')\n",
-    'broken/crash.py': 'import os\nos._exit(3)\n',
+    'broken/crash.py': "__import__('os')._exit(3)\n",  # upstream's mmengine takes 'import os' for a lazy config
     'broken/no_such_package.py': "custom_imports = dict(imports=['no_such_package'], allow_failed_imports=False)\n",
     'broken/no_such_head.py': MODEL + "model['decode_head']['type'] = 'NoSuchHead'\n",
     'broken/no_such_mode.py': MODEL + "model['test_cfg']['mode'] = 'whale'\n",
