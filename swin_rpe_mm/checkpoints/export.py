@@ -10,11 +10,12 @@ from torch import Tensor
 from ..errors import InputError
 from ..rpe.interpolate import source_sides
 from .layouts.names import renamed, stages
-from .paths import to_mm_names
+from .paths import to_mm_names, to_paths
 
 TARGETS = ('mmdet', 'mmpretrain', 'timm')
 
 _TABLE, _INDEX, _COORDS = 'relative_position_bias_table', 'relative_position_index', 'relative_coords_table'
+_KINDS = {_TABLE: 'TableRPE', 'cpb_mlp.0.weight': 'LogCPB'}  # by a key that each has
 _AFFINE = r'\.(weight|bias)'
 _ATTENTION = r'stages\.\d+\.blocks\.\d+\.attn\.w_msa\.'
 # what every Swin of every project has
@@ -81,22 +82,30 @@ def to_layout(state_dict: Mapping, target: str) -> Tuple[Dict[str, Tensor], List
 
 
 def note_windows(state_dict: Dict[str, Tensor], metadata: Dict[str, dict]) -> Dict[str, Tensor]:
-    """Turn index buffers of other projects into the notes that our state dicts have in their metadata.
+    """Bring weights with mm's names and buffers under those that our models give them. What index buffers tell becomes
+    the notes that our state dicts have in their metadata.
 
     Args:
-        state_dict (dict[str, Tensor]): Weights in our layout.
+        state_dict (dict[str, Tensor]): Weights in mm's layout.
         metadata (dict[str, dict]): The notes by module, which are added to in place.
 
     Returns:
         dict[str, Tensor]: The weights without those buffers. SwinV2's ``relative_coords_table`` stays: it tells the
         window that the weights were trained with.
     """
-    for key, index in state_dict.items():
-        table = key[:-len(_INDEX)] + _TABLE
-        if key.endswith(_INDEX) and table in state_dict:
-            sides = source_sides(len(state_dict[table]), index, (0, 0), table)
-            metadata.setdefault(f'{key[:-len(_INDEX)]}rpe', {}).setdefault('offset_sides', tuple(sides))
-    return {key: value for key, value in state_dict.items() if not key.endswith(_INDEX)}
+    ours = {key.partition('.rpe.')[0] for key in state_dict if '.rpe.' in key}
+    for key, value in state_dict.items():
+        attention, _, name = key.rpartition('.w_msa.')
+        if attention + '.w_msa' in ours or name not in _KINDS:
+            continue
+        path = f'{attention}.w_msa.rpe'
+        note = metadata.setdefault(path, {})
+        note.setdefault('encoding', (_KINDS[name], ))
+        metadata.setdefault('', {}).setdefault('encodings', {})[path] = note
+        index = state_dict.get(f'{attention}.w_msa.{_INDEX}')
+        if name == _TABLE and index is not None:
+            note.setdefault('offset_sides', tuple(source_sides(len(value), index, (0, 0), key)))
+    return to_paths({key: value for key, value in state_dict.items() if not key.endswith(_INDEX)})
 
 
 def _check_places(weights: Dict[str, Tensor], noted: Mapping, version_2: bool, target: str) -> None:

@@ -7,27 +7,31 @@ from mmengine.model import BaseModule
 from torch import Tensor
 
 from ..errors import InputError
-from .interpolate import check_mode, resize_table, source_sides
 from ..windows.geometry import WindowGeometry
+from .interpolate import check_mode, resize_table, source_sides
 from .offsets import offset_range
 from .replacing import Replaced, replace_parameter
 
 Window = Tuple[int, ...]
 
-_keep = lru_cache(512)(torch.inference_mode(False)(lambda make, *args: make(*args)))
 _is_wrapped = getattr(getattr(torch._C, '_functorch', None), 'is_functorch_wrapped_tensor', lambda tensor: False)
 
 
 def kept(make: Callable, *args: Any) -> Any:
     """``make(*args)``: index tensors, which depend on nothing but their arguments, from a bounded cache.
 
-    What a tracer or a transform makes is its own: nothing is kept then, or taken. What is made under
-    ``torch.inference_mode()`` could not take part in training afterwards, so nothing is made there.
+    What a tracer or a transform makes is its own: nothing is kept then, or taken.
     """
     probe = torch.empty(0)
     if torch.compiler.is_compiling() or type(probe) is not Tensor or _is_wrapped(probe):
         return make(*args)
     return _keep(make, *args)
+
+
+@lru_cache(512)
+@torch.inference_mode(False)  # what is made there could not take part in training afterwards
+def _keep(make: Callable, *args: Any) -> Any:
+    return make(*args)
 
 
 class RelativePositionEncoding(BaseModule):
@@ -105,13 +109,11 @@ class RelativePositionEncoding(BaseModule):
             tuple: q and k, rotated, and what is added to the logits: None, ``(heads, Nq, Nk)`` or
             ``(T, heads, Nq, Nk)``, in float32 or wider.
         """
-        own, base = type(self), RelativePositionEncoding
-        if own.rotate is not base.rotate:
+        if self.gives('rotate'):
             q, k = self.rotate(q, k, geometry)
-        terms = [self.bias(geometry)] if own.bias is not base.bias else []
-        if own.scores is not base.scores:
+        terms = [self.bias(geometry)] if self.gives('bias') else []
+        if self.gives('scores'):
             terms.append(self.scores(q, k, geometry, region))
-        terms = [term for term in terms if term is not None]
         return q, k, sum(terms[1:], terms[0]) if terms else None
 
     def bias(self, geometry: WindowGeometry) -> Optional[Tensor]:
@@ -139,10 +141,17 @@ class RelativePositionEncoding(BaseModule):
         """Whether all it gives is a bias that is the same for all windows of a map."""
         return not any(self.gives(method) for method in ('rotate', 'scores', 'values'))
 
+    @property
+    def kinds(self) -> Tuple[str, ...]:
+        """The names of its class and of the encodings that this is made from."""
+        classes = type(self).__mro__
+        return tuple(kind.__name__ for kind in classes[:classes.index(RelativePositionEncoding)])
+
     def offset_tables(self) -> Dict[str, Tuple[int, ...]]:
         """Parameters with a row per offset, by name, and the axes whose offsets their rows run over."""
         return {}
 
+    @torch.inference_mode(False)  # what is made there could not be trained afterwards
     def resample(self, window: Window, mode: str = 'bicubic', key_size: Optional[Window] = None) -> Replaced:
         """Change the window and keep the function as ``mode`` says. A table of another shape is a new parameter.
 
@@ -165,7 +174,7 @@ class RelativePositionEncoding(BaseModule):
             part.window_size = tuple(window)
         return replaced
 
-    @torch.inference_mode(False)  # what is made there could not be trained afterwards
+    @torch.inference_mode(False)
     @torch.no_grad()
     def resampled(self, window: Window, mode: str = 'bicubic',
                   key_size: Optional[Window] = None) -> List[Tuple['RelativePositionEncoding', str, Tensor]]:
@@ -204,8 +213,9 @@ def _resize(table: Tensor, old: List[int], new: List[int], mode: str) -> Tensor:
     return resize_table(table.flatten(1), tuple(old), tuple(new), mode).unflatten(1, table.shape[1:])
 
 
-def _note_encoding(module: RelativePositionEncoding, state_dict: Dict[str, Tensor], prefix: str, metadata: dict) -> None:
-    metadata['encoding'] = type(module).__name__
+def _note_encoding(module: RelativePositionEncoding, state_dict: Dict[str, Tensor], prefix: str,
+                   metadata: dict) -> None:
+    metadata['encoding'] = module.kinds
     if module.offset_tables():
         metadata['offset_sides'] = module.sides
 

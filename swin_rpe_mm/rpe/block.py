@@ -1,15 +1,13 @@
 """A bias from the block that the key lies in and from the places inside of the blocks."""
-from typing import Tuple
-
 import torch
 from mmengine.model.weight_init import trunc_normal_
 from torch import Tensor, nn
 
 from ..errors import InputError
 from ..registry import MODELS
+from ..windows.geometry import WindowGeometry
 from .base import RelativePositionEncoding, Window, kept
 from .buckets import sign_log
-from ..windows.geometry import WindowGeometry
 from .offsets import Device, coordinates, joint_index
 from .table import lookup
 
@@ -38,6 +36,7 @@ class BlockRPE(RelativePositionEncoding):
     Raises:
         InputError: If a value is not allowed.
     """
+
     def __init__(self,
                  max_blocks: int = 2,
                  block_form: str = 'clip',

@@ -3,7 +3,6 @@ import difflib
 import inspect
 from typing import Any, List, Optional, Union
 
-
 from ..errors import InputError
 from ..registry import MODELS
 from .base import RelativePositionEncoding
@@ -32,8 +31,8 @@ def _check_one(rpe: Any) -> None:
     if not (isinstance(encoding, type) and issubclass(encoding, RelativePositionEncoding)):
         names = sorted(name for name, cls in MODELS.module_dict.items()
                        if isinstance(cls, type) and issubclass(cls, RelativePositionEncoding))
-        raise InputError(f'rpe type must be a registered encoding, a RelativePositionEncoding ({", ".join(names)}), got '
-                         f'{rpe["type"]!r}{_hint(rpe["type"], names)}')
+        raise InputError('rpe type must be a registered encoding, a RelativePositionEncoding '
+                         f'({", ".join(names)}), got {rpe["type"]!r}{_hint(rpe["type"], names)}')
     known = _options(encoding)
     for option in rpe:
         if option != 'type' and option not in known:

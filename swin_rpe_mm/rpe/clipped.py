@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from ..errors import InputError
 from ..registry import MODELS
-from .base import RelativePositionEncoding, kept
 from ..windows.geometry import WindowGeometry
+from .base import RelativePositionEncoding, kept
 from .offsets import Device, joint_index, offsets
 from .table import lookup
 
@@ -28,6 +28,7 @@ class ClippedRPE(RelativePositionEncoding):
     Raises:
         InputError: If ``max_distance`` is no whole number from 1, or not one per axis.
     """
+
     def __init__(self, max_distance: Union[int, Tuple[int, ...]] = 8, **window):
         super().__init__(**window)
         axes = len(self.window_size)

@@ -1,14 +1,14 @@
 """iRPE: queries, keys and weights decide what a bucket of offsets counts."""
-from typing import List, Optional, Tuple
+from typing import List, Optional
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import InputError
 from ..registry import MODELS
+from ..windows.geometry import WindowGeometry
 from .base import RelativePositionEncoding, kept
 from .buckets import bucket_rows, bucketing
-from ..windows.geometry import WindowGeometry
 from .precision import widened
 
 
@@ -66,12 +66,12 @@ class ContextualRPE(RelativePositionEncoding):
 
     def gives(self, method: str) -> bool:
         """Whether a letter stands for it; see :meth:`~.base.RelativePositionEncoding.gives`."""
-        asked = dict(scores=(self.q_tables, self.k_tables), values=(self.v_tables, ))
-        return any(tables is not None for tables in asked.get(method, ()))
+        letters = dict(scores=(self.q_tables, self.k_tables), values=(self.v_tables, ))
+        return any(tables is not None for tables in letters[method]) if method in letters else super().gives(method)
 
     def scores(self, q: Tensor, k: Tensor, geometry: WindowGeometry,
                region: Optional[Tensor] = None) -> Optional[Tensor]:
-        """See :meth:`~.base.RelativePositionEncoding.scores`; None on ``v`` alone."""
+        """See :meth:`~.base.RelativePositionEncoding.scores`. None on ``v`` alone."""
         rows = kept(bucket_rows, geometry, self.bucketing, q.device)
         terms = []
         if self.k_tables is not None:

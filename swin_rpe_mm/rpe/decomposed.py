@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from ..errors import InputError
 from ..registry import MODELS
-from .base import RelativePositionEncoding, kept
 from ..windows.geometry import WindowGeometry
+from .base import RelativePositionEncoding, kept
 from .precision import widened
 from .table import offset_rows
 

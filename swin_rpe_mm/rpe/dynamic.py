@@ -7,9 +7,9 @@ from torch import Tensor, nn
 
 from ..errors import InputError
 from ..registry import MODELS
+from ..windows.geometry import WindowGeometry
 from .base import RelativePositionEncoding
 from .build import RPEConfig, build_rpe
-from ..windows.geometry import WindowGeometry
 from .precision import call_wide, widened
 
 _REGIONS = 5  # -1 of padding, and up to four on either side of the seams
@@ -32,7 +32,6 @@ class DynamicRPE(RelativePositionEncoding):
     Raises:
         InputError: If the other encoding has no bias, or a value is not allowed.
     """
-    uses_region = True
 
     def __init__(self, rpe: RPEConfig = _DEFAULT, hidden_dims: int = 32, **window):
         super().__init__(**window)

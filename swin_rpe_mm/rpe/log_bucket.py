@@ -1,14 +1,14 @@
 """A table over buckets of offsets that grow with the distance."""
-from typing import List, Optional, Tuple
+from typing import List, Optional
 
 import torch
 from mmengine.model.weight_init import trunc_normal_
 from torch import Tensor, nn
 
 from ..registry import MODELS
+from ..windows.geometry import WindowGeometry
 from .base import RelativePositionEncoding, kept
 from .buckets import bucket_rows, bucketing
-from ..windows.geometry import WindowGeometry
 from .table import lookup
 
 
@@ -27,6 +27,7 @@ class LogBucketRPE(RelativePositionEncoding):
     Raises:
         InputError: If a value is not allowed, or an option is given that the form does not use.
     """
+
     def __init__(self,
                  form: str = 'sign_log',
                  join: str = 'product',

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from ..errors import InputError
 from ..registry import MODELS
-from .base import RelativePositionEncoding, Window, kept
 from ..windows.geometry import WindowGeometry
+from .base import RelativePositionEncoding, Window, kept
 from .offsets import Device, all_offsets
 from .precision import call_wide, place_of
 from .table import lookup, offset_rows
@@ -38,6 +38,7 @@ class LogCPB(RelativePositionEncoding):
     Raises:
         InputError: If a value is not allowed.
     """
+
     def __init__(self,
                  pretrained_window_size: Union[None, int, Tuple[int, ...]] = None,
                  log: bool = True,

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from ..errors import InputError
 from ..registry import MODELS
-from .base import RelativePositionEncoding, kept
 from ..windows.geometry import WindowGeometry
+from .base import RelativePositionEncoding, kept
 from .precision import widened
 from .table import lookup, offset_rows
 
@@ -28,6 +28,7 @@ class LowRankRPE(RelativePositionEncoding):
     Raises:
         InputError: If ``rank`` is no whole number from 1.
     """
+
     def __init__(self, rank: int = 2, **window):
         super().__init__(**window)
         if not isinstance(rank, int) or isinstance(rank, bool) or rank < 1:

@@ -13,7 +13,7 @@ def widened(x: Tensor) -> Tensor:
 
 def place_of(module: nn.Module) -> Tuple[torch.device, torch.dtype]:
     """Where the parameters of a module lie, and the dtype to compute in; a quantised one has none, and is on a CPU."""
-    parameter = next(module.parameters(), torch.empty(0, device='cpu'))
+    parameter = next(module.parameters(), torch.empty(0, dtype=torch.float32, device='cpu'))
     return parameter.device, torch.promote_types(parameter.dtype, torch.float32)
 
 

@@ -1,5 +1,5 @@
 """Parameters that change their shape: new ones in their place, in modules and in optimizers."""
-from typing import Iterable, List, Tuple
+from typing import List, Tuple
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -25,7 +25,7 @@ def replace_parameter(module: nn.Module, name: str, value: Tensor) -> Tuple[nn.P
     return old, new
 
 
-def replace_in_optimizer(optimizer: Optimizer, replaced: Iterable[Tuple[nn.Parameter, nn.Parameter]]) -> None:
+def replace_in_optimizer(optimizer: Optimizer, replaced: Replaced) -> None:
     """Have an optimizer go on with new parameters, whose running averages start anew; those of all others stay."""
     news = {id(old): new for old, new in replaced}
     for group in optimizer.param_groups:
@@ -35,14 +35,19 @@ def replace_in_optimizer(optimizer: Optimizer, replaced: Iterable[Tuple[nn.Param
 
 
 def drop_stale_averages(optimizer: Optimizer) -> int:
-    """Drop running averages that have another shape than their parameter, as a file of another window leaves them.
+    """Drop running averages that belong to a parameter of another shape, as a file of another window leaves them.
 
     Returns:
         int: Of how many parameters.
     """
     stale = [parameter for parameter, state in optimizer.state.items()
-             if any(isinstance(value, Tensor) and value.ndim and value.shape != parameter.shape
-                    for value in state.values())]
+             if any(_is_stale(value, parameter) for value in state.values() if isinstance(value, Tensor))]
     for parameter in stale:
         del optimizer.state[parameter]
     return len(stale)
+
+
+def _is_stale(average: Tensor, parameter: Tensor) -> bool:
+    """Averages over rows and columns, as Adafactor's, have sides of 1; tables of 8-bit optimizers fewer axes."""
+    return average.ndim == parameter.ndim > 1 and any(
+        side not in (1, own) for side, own in zip(average.shape, parameter.shape))

@@ -6,8 +6,8 @@ from torch import Tensor, nn
 
 from ..errors import InputError
 from ..registry import MODELS
-from .base import RelativePositionEncoding, kept
 from ..windows.geometry import WindowGeometry
+from .base import RelativePositionEncoding, kept
 from .offsets import Device, coordinates
 from .precision import widened
 
@@ -36,6 +36,7 @@ class RotaryRPE(RelativePositionEncoding):
         InputError: If a value is not allowed, or channels cannot be split: ``head_dim`` must be even, with ``axial`` a
             multiple of twice the number of axes.
     """
+
     def __init__(self, mode: str = 'mixed', theta: float = 10., **window):
         super().__init__(**window)
         if mode not in ROTARY_MODES:

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from ..errors import InputError
 from ..registry import MODELS
-from .base import RelativePositionEncoding, kept
 from ..windows.geometry import WindowGeometry
+from .base import RelativePositionEncoding, kept
 from .offsets import Device, joint_index, offset_range, offsets
 
 
@@ -24,6 +24,7 @@ class TableRPE(RelativePositionEncoding):
     Args:
         **window: Arguments of :class:`~.base.RelativePositionEncoding`.
     """
+
     def __init__(self, **window):
         super().__init__(**window)
         rows = torch.Size(self.sides).numel()
