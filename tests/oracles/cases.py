@@ -1,6 +1,7 @@
 """Seeded random cases: sizes, extents, windows, weights, and small models."""
 import os
 import random
+import re
 from typing import Optional
 
 import torch
@@ -51,13 +52,23 @@ def random_window(rng: random.Random, largest: int = 7) -> tuple[int, int]:
     return (height, height if rng.random() < 0.4 else rng.randint(1, largest))
 
 
+def mm_name(name: str) -> str:
+    """The name that mm has for what an attention's only encoding holds: Swin's table, SwinV2's network."""
+    return re.sub(r'(\.attn\.w_msa)\.rpe(\.relative_position_bias_table$|\.cpb_mlp\.)', r'\1\2', name)
+
+
+def in_mm_names(state: dict) -> dict:
+    """A state dict as mm has it, without notes."""
+    return {mm_name(name): value for name, value in state.items()}
+
+
 def parameters(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Trainable tensors by their name in the state dict, which is the same here and in mm."""
-    return {name: value for name, value in model.state_dict(keep_vars=True).items() if value.requires_grad}
+    """Trainable tensors by their names in mm."""
+    return {mm_name(name): value for name, value in model.named_parameters() if value.requires_grad}
 
 
 def gradients(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Gradients of all parameters by state-dict name."""
+    """Gradients of all parameters by their names in mm."""
     return {name: value.grad for name, value in parameters(model).items()}
 
 

@@ -4,7 +4,8 @@ from typing import NamedTuple, Optional
 import torch
 from oracles.cases import pixels
 
-from swin_rpe_mm.rpe import WindowGeometry, build_rpe
+from swin_rpe_mm.rpe import build_rpe
+from swin_rpe_mm.windows import WindowGeometry
 
 HEADS, HEAD_DIM, WINDOWS = 2, 12, 2
 
@@ -135,6 +136,6 @@ def tokens(geometry: WindowGeometry, dtype: torch.dtype = torch.float32, seed: i
 
 
 def regions(geometry: WindowGeometry, seed: int = 0) -> torch.Tensor:
-    """Regions ``(T, Nq)`` int8, -1 for padding."""
+    """Regions ``(T, Nq)`` long, -1 for padding."""
     shape = (WINDOWS, torch.Size(geometry.query_size).numel())
-    return torch.randint(-1, 4, shape, generator=torch.Generator().manual_seed(seed)).to(torch.int8)
+    return torch.randint(-1, 4, shape, generator=torch.Generator().manual_seed(seed))

@@ -9,6 +9,7 @@ from rpe_cases import ENCODINGS, HEAD_DIM, HEADS, drawn, tokens
 from torch import nn
 
 from swin_rpe_mm import InputError
+from swin_rpe_mm.registry import MODELS
 from swin_rpe_mm.rpe import (
     RelativePositionEncoding,
     RotaryRPE,
@@ -21,7 +22,6 @@ from swin_rpe_mm.rpe import (
     offsets,
     rpe_of_stage,
 )
-from swin_rpe_mm.registry import MODELS
 
 WINDOW = dict(num_heads=HEADS, window_size=(3, 3), key_size=(5, 5), head_dim=HEAD_DIM)
 GEOMETRY = WindowGeometry((3, 3), (5, 5), (-1, -1))

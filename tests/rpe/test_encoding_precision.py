@@ -7,8 +7,6 @@ from oracles.cases import pixels
 from oracles.compare import TOLERANCE, forward_error, gradient_error, record
 from rpe_cases import ENCODINGS, HEADS, OWN_WINDOWS, built, regions, tokens
 
-from swin_rpe_mm.rpe import call_rpe
-
 HALVES = [torch.bfloat16, torch.float16]
 WHERE = ['halo', 'one axis', 'one token']
 PAIRS = [(name, where) for name in ENCODINGS for where in WHERE
@@ -16,8 +14,8 @@ PAIRS = [(name, where) for name in ENCODINGS for where in WHERE
 
 
 def outputs(rpe, q, k, geometry, region, weights) -> dict:
-    q, k, bias = call_rpe(rpe, q, k, geometry, region)
-    values = rpe.values(weights, geometry) if rpe.adds_values else None
+    q, k, bias = rpe(q, k, geometry, region)
+    values = rpe.values(weights, geometry) if rpe.gives('values') else None
     return {name: value for name, value in dict(q=q, k=k, bias=bias, values=values).items() if value is not None}
 
 
@@ -32,9 +30,10 @@ def check(rpe, wide, q, k, geometry, autocast=False) -> None:
         assert actual[part].dtype == (q.dtype if part in 'qk' else torch.float32), part
         assert torch.isfinite(actual[part]).all(), part
         # what follows a rotation sees queries that were rounded
-        rounded = part in 'qk' or rpe.rotates
+        rotates = rpe.gives('rotate')
+        rounded = part in 'qk' or rotates
         error = forward_error(actual[part], value) / max(1., value.abs().max().item())
-        record(f'encodings of {str(q.dtype)[6:]} tokens, {part}{" after rotation" * rpe.rotates}, forward', error)
+        record(f'encodings of {str(q.dtype)[6:]} tokens, {part}{" after rotation" * rotates}, forward', error)
         assert error <= TOLERANCE['forward'][torch.bfloat16 if rounded else torch.float32], f'{part}: {error:.1e}'
 
 
@@ -73,7 +72,7 @@ def test_products_beyond_half(name):
         parameter.data *= 16
     q, k = (3e3 * x for x in tokens(made.called()))
     for module in (rpe, copy.deepcopy(rpe).half()):
-        bias = call_rpe(module, q.half(), k.half(), made.called(), regions(made.called()))[2]
+        bias = module(q.half(), k.half(), made.called(), regions(made.called()))[2]
         assert bias is None or torch.isfinite(bias).all()
 
 

@@ -6,8 +6,9 @@ import torch
 from oracles import encodings
 from oracles.cases import case_count, dice
 
-from swin_rpe_mm.rpe import WindowGeometry, all_offsets, coordinates, offsets
+from swin_rpe_mm.rpe import all_offsets, coordinates, offsets
 from swin_rpe_mm.rpe.offsets import joint_index, offset_range
+from swin_rpe_mm.windows import WindowGeometry
 
 
 def random_geometry(case: int) -> WindowGeometry:

@@ -5,8 +5,9 @@ import torch.nn.functional as F
 from oracles.cases import dice, pixels, random_window
 
 from swin_rpe_mm import InputError
-from swin_rpe_mm.rpe import TableRPE, WindowGeometry, build_rpe, offsets
 from swin_rpe_mm.registry import MODELS
+from swin_rpe_mm.rpe import TableRPE, build_rpe, offsets
+from swin_rpe_mm.windows import WindowGeometry
 
 
 def table_rpe(window, heads=2, seed=0, **kwargs) -> TableRPE:
@@ -76,19 +77,24 @@ def test_gradient_in_double_precision():
     table = rpe.relative_position_bias_table
 
     def bias(_):
-        return rpe(None, None, WindowGeometry((2, 3), (2, 3), (0, 0)))[2]
+        return rpe.bias(WindowGeometry.square((2, 3)))
 
     assert torch.autograd.gradcheck(bias, (table, ))
 
 
 @pytest.mark.parametrize('new', [(5, 5), (7, 7), (12, 12), (1, 1), (4, 9), (9, 4)])
 @pytest.mark.parametrize('mode', ['bicubic', 'crop'])
-def test_resampling_keeps_the_parameter(new, mode):
+def test_resampling_hands_over_the_old_table_and_the_new_one(new, mode):
     rpe = table_rpe((7, 7))
-    parameter = rpe.relative_position_bias_table
-    rpe.resample(new, mode)
-    assert rpe.relative_position_bias_table is parameter
-    assert parameter.requires_grad
+    before = rpe.relative_position_bias_table
+    replaced = rpe.resample(new, mode)
+    after = rpe.relative_position_bias_table
+    assert isinstance(after, torch.nn.Parameter) and after.requires_grad
+    if new == (7, 7):
+        assert not replaced and after is before
+    else:
+        (old, made), = replaced
+        assert old is before and made is after and after is not before and len(before) == 169
     assert bias_of(rpe, WindowGeometry(new, new, (0, 0))).shape == (2, new[0] * new[1], new[0] * new[1])
 
 
