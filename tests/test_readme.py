@@ -6,8 +6,9 @@ import torch
 from oracles.cases import pixels
 
 from swin_rpe_mm import SwinRPE
-from swin_rpe_mm.rpe import WindowGeometry, build_rpe
 from swin_rpe_mm.registry import MODELS
+from swin_rpe_mm.rpe import build_rpe
+from swin_rpe_mm.windows import WindowGeometry
 
 README = Path(__file__).parents[1] / 'README.md'
 

@@ -29,9 +29,9 @@ from mmengine.runner import load_checkpoint
 from mmengine.structures import InstanceData, PixelData
 
 from swin_rpe_mm import make_padding_invariant
-from tools.lib.cli import run_tool
-from swin_rpe_mm.mm.configs import has_ops
 from swin_rpe_mm.errors import InputError
+from swin_rpe_mm.mm.configs import has_ops
+from tools.lib.cli import run_tool
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT / 'data' / 'shapes'

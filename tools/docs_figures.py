@@ -13,9 +13,9 @@ from tempfile import TemporaryDirectory
 from mmengine.config import Config
 from PIL import Image
 
+from swin_rpe_mm.errors import InputError
 from swin_rpe_mm.whole_files import WholeFileBackend
 from tools.lib.cli import run_tool
-from swin_rpe_mm.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[1]
 DETECTOR, SEGMENTOR = 'mask-rcnn_swin-rpe-nano_fpn_shapes', 'upernet_swin-rpe-nano_shapes'

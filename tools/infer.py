@@ -31,8 +31,8 @@ from rich.progress import MofNCompleteColumn, Progress
 from swin_rpe_mm import make_padding_invariant
 from swin_rpe_mm.checkpoints import LoadReport, innermost, read_checkpoint
 from swin_rpe_mm.checkpoints.files import TRUST_HELP
+from swin_rpe_mm.errors import InputError
 from swin_rpe_mm.mm.checkpoint_files import check_checkpoint, read_safely
-from tools.lib.cli import run_tool
 from swin_rpe_mm.mm.configs import (
     check_ops,
     find_data,
@@ -43,10 +43,10 @@ from swin_rpe_mm.mm.configs import (
     type_name,
     walk,
 )
-from tools.lib.data_checks import fault_of_image
 from swin_rpe_mm.mm.pictures import read_picture, refuse_existing, result_names, write_file, write_picture
-from swin_rpe_mm.errors import InputError
 from swin_rpe_mm.mm.samples import build_visualizer, default_visualizer, draw_sample
+from tools.lib.cli import run_tool
+from tools.lib.data_checks import fault_of_image
 
 _SUFFIXES = {'.jpg', '.jpeg', '.png', '.bmp', '.tif', '.tiff', '.webp', '.ppm', '.pgm'}
 

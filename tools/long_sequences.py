@@ -17,9 +17,9 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from tools.lib.cli import run_tool
 from swin_rpe_mm.errors import InputError
 from swin_rpe_mm.models import BlockLocalAttention
+from tools.lib.cli import run_tool
 
 SYMBOLS = 8
 CHANNELS = 64

@@ -11,12 +11,12 @@ from pathlib import Path
 
 from mmengine.config import Config, DictAction
 
-from tools.lib.cli import run_tool
-from swin_rpe_mm.mm.configs import check_ops, load_config
 from swin_rpe_mm.errors import InputError
-from swin_rpe_mm.models.arguments import ARCHS
+from swin_rpe_mm.mm.configs import check_ops, load_config
 from swin_rpe_mm.mm.swap import Swap, swap_backbone, write_config
 from swin_rpe_mm.mm.swap.write import configs_of
+from swin_rpe_mm.models.config import ARCHS
+from tools.lib.cli import run_tool
 
 
 def parse_args(argv: Sequence[str] | None = None) -> Namespace:

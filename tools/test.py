@@ -4,8 +4,8 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 
-from tools.lib.cli import add_common_arguments, export_local_rank, run_tool
 from swin_rpe_mm.mm.configs import load_config, require, set_work_dir
+from tools.lib.cli import add_common_arguments, export_local_rank, run_tool
 from tools.lib.evaluation import augment_at_test_time, draw_predictions, write_predictions
 from tools.lib.runs import build_runner, prepare_run
 

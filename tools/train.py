@@ -4,7 +4,6 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 
-from tools.lib.cli import add_common_arguments, export_local_rank, run_tool
 from swin_rpe_mm.mm.configs import (
     add_tensorboard,
     check_optimizer,
@@ -16,6 +15,7 @@ from swin_rpe_mm.mm.configs import (
     set_work_dir,
     use_amp,
 )
+from tools.lib.cli import add_common_arguments, export_local_rank, run_tool
 from tools.lib.runs import build_runner, prepare_run
 
 

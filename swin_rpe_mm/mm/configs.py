@@ -224,8 +224,8 @@ def check_checkpoints(cfg: Config) -> None:
 
 
 def add_hooks(cfg: Config) -> None:
-    """Add the hooks that keep checkpoints whole and turn bad labels and bad checkpoints into one sentence."""
-    hooks = [dict(type='swin_rpe_mm.CheckpointReportHook')]
+    """Add the hooks that resume into other windows, and turn bad labels and bad checkpoints into one sentence."""
+    hooks = [dict(type='swin_rpe_mm.CheckpointReportHook'), dict(type='swin_rpe_mm.StaleAveragesHook')]
     if task_of(cfg) == 'segmentation':
         hooks.append(dict(type='swin_rpe_mm.LabelRangeHook'))
     present = {type_name(hook) for hook in as_list(cfg.get('custom_hooks'))}

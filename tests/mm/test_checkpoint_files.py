@@ -1,21 +1,15 @@
-"""A checkpoint file is whole or absent, and a crash leaves one to resume from."""
+"""Checkpoint files are checked before they are read, and a crash leaves one to resume from."""
 import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from mmengine.fileio import get_file_backend
 from mmengine.logging import HistoryBuffer
 from mmengine.runner import CheckpointLoader
 
-from swin_rpe_mm.mm.checkpoint_files import (
-    WholeFileBackend,
-    check_checkpoint,
-    find_resumable,
-    read_safely,
-)
 from swin_rpe_mm.errors import InputError
+from swin_rpe_mm.mm.checkpoint_files import check_checkpoint, find_resumable, read_safely
 
 
 def save(path: Path, seconds: int = 0) -> Path:
@@ -26,36 +20,6 @@ def save(path: Path, seconds: int = 0) -> Path:
 
 def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-200])
-
-
-def test_the_storage_is_registered():
-    assert isinstance(get_file_backend('x.pth', backend_args=dict(backend='swin_rpe_mm.whole_files')), WholeFileBackend)
-
-
-def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
-    path = tmp_path / 'a.pth'
-    WholeFileBackend().put(b'old', path)
-
-    def fail(descriptor):
-        raise OSError('disk full')
-
-    monkeypatch.setattr(os, 'fsync', fail)
-    with pytest.raises(OSError, match='disk full'):
-        WholeFileBackend().put(b'new', path)
-    assert [file.name for file in tmp_path.iterdir()] == ['a.pth']
-    assert path.read_bytes() == b'old'
-
-
-def test_removed_files_stay_until_the_next_one_is_there(tmp_path):
-    backend, old, again = WholeFileBackend(), tmp_path / 'old.pth', tmp_path / 'again.pth'
-    for path in (old, again):
-        save(path)
-        backend.remove(path)
-        assert path.exists()
-    backend.put(b'written anew', again)
-    backend.remove_outdated()
-    assert not old.exists()
-    assert again.read_bytes() == b'written anew'
 
 
 def test_resume_takes_what_last_checkpoint_names(tmp_path):

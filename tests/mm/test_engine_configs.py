@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 from mmengine.config import Config
 
-from tools.lib import configs
 from swin_rpe_mm.errors import InputError
+from swin_rpe_mm.mm import configs
 
 
 @pytest.fixture

@@ -5,12 +5,13 @@ import pytest
 import torch
 from mmengine.config import ConfigDict
 from mmengine.logging import MMLogger
+from mmengine.optim import OptimWrapper, OptimWrapperDict
 from mmengine.runner.checkpoint import load_state_dict
 from mmengine.structures import BaseDataElement, PixelData
 from torch import nn
 
-from swin_rpe_mm.mm.hooks import CheckpointReportHook, LabelRangeHook
 from swin_rpe_mm.errors import InputError
+from swin_rpe_mm.mm.hooks import CheckpointReportHook, LabelRangeHook, StaleAveragesHook
 
 
 class Model(nn.Sequential):
@@ -70,3 +71,23 @@ def test_models_without_labels_are_left_alone():
     hook, runner = LabelRangeHook(), SimpleNamespace(model=nn.Linear(1, 1))
     hook.before_train(runner)
     hook.before_train_iter(runner, 0, batch(9))
+
+
+@pytest.mark.parametrize('several', [False, True])
+def test_averages_of_another_shape_start_anew(several):
+    old, new = nn.Linear(2, 3), nn.Linear(5, 3)
+    trained = torch.optim.AdamW(old.parameters())
+    old(torch.ones(1, 2)).sum().backward()
+    trained.step()
+    resumed = torch.optim.AdamW(new.parameters())
+    resumed.load_state_dict(trained.state_dict())
+    lines, wrapper = [], OptimWrapper(resumed)
+    runner = SimpleNamespace(optim_wrapper=OptimWrapperDict(all=wrapper) if several else wrapper,
+                             logger=SimpleNamespace(info=lines.append))
+    StaleAveragesHook().before_train(runner)
+    assert lines == ['parameters of another shape than in the checkpoint, whose running averages start anew: 1']
+    assert new.weight not in resumed.state and resumed.state[new.bias]['exp_avg'].abs().sum() > 0
+    new(torch.ones(1, 5)).sum().backward()
+    resumed.step()
+    StaleAveragesHook().before_train(runner)
+    assert len(lines) == 1

@@ -14,8 +14,8 @@ from pathlib import Path
 from mmengine.config import Config
 from mmengine.runner import Runner
 
+from swin_rpe_mm.models.config import ARCHS
 from tools.lib.cli import run_tool
-from swin_rpe_mm.models.arguments import ARCHS
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = Path(os.environ.get('SWIN_RPE_DATA', ROOT.parent / 'shared' / 'data'))

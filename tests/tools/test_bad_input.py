@@ -8,8 +8,8 @@ import pytest
 import torch
 from PIL import Image
 
-from tools.lib.cli import sentence_of
 from swin_rpe_mm.errors import InputError
+from tools.lib.cli import sentence_of
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from mmengine.runner import Runner
 from mmengine.structures import InstanceData
 from tiny import load_tool
 
-from tools.lib.batch_sizes import evaluate, take_mixed_sizes
 from swin_rpe_mm.errors import InputError
+from tools.lib.batch_sizes import evaluate, take_mixed_sizes
 
 METRICS = dict(detection=['box AP', 'mask AP'], segmentation=['mIoU'])
 

@@ -10,6 +10,7 @@ from tiny import load_tool
 from torch.utils.flop_counter import FlopCounterMode
 
 from swin_rpe_mm import get_extents
+from swin_rpe_mm.errors import InputError
 from tools.lib import peers
 from tools.lib.benchmark import studies
 from tools.lib.benchmark.cases import Case, Numbers
@@ -17,7 +18,6 @@ from tools.lib.benchmark.contestants import PEERS, SMALL, Architecture, Contesta
 from tools.lib.benchmark.memory import in_own_process, peak_of
 from tools.lib.benchmark.timing import race
 from tools.lib.benchmark.yardsticks import FLOOR, PRODUCTS, READY, Copy, Products, ideal_traffic, linear_shapes
-from swin_rpe_mm.errors import InputError
 
 FLOAT32 = Numbers('cpu', 'float32', False, False, 1)
 BFLOAT16 = Numbers('cpu', 'bfloat16', True, False, 1)

@@ -7,8 +7,8 @@ from tiny import REPO, load_tool
 
 from swin_rpe_mm import SwinRPE
 from swin_rpe_mm.errors import InputError
+from swin_rpe_mm.mm.per_image.feature_cache import get_features
 from swin_rpe_mm.rpe.interpolate import MODES
-from swin_rpe_mm.mm import get_features
 
 ITERATIONS = """
 train_cfg = dict(type='IterBasedTrainLoop', max_iters=6, val_interval=6)

@@ -8,8 +8,8 @@ from mmengine.optim import build_optim_wrapper
 from tiny import REPO, load_tool
 
 from swin_rpe_mm import InputError, SwinRPE
-from swin_rpe_mm.rpe import RelativePositionEncoding
 from swin_rpe_mm.registry import MODELS
+from swin_rpe_mm.rpe import RelativePositionEncoding
 
 PAGE = REPO / 'docs/encodings.md'
 TEXT = PAGE.read_text()

@@ -16,9 +16,9 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 
 from swin_rpe_mm import SwinRPE, attach_extents
-from tools.lib.multiply_adds import count_multiply_adds
 from swin_rpe_mm.errors import InputError
-from swin_rpe_mm.models.arguments import ARCHS
+from swin_rpe_mm.models.config import ARCHS
+from tools.lib.multiply_adds import count_multiply_adds
 
 OURS = dict(detection='configs/coco/mask-rcnn_swin-rpe-t-p4-w7_fpn_1x_coco.py',
             segmentation='configs/ade20k/swin-rpe-tiny-patch4-window7-in1k-pre_upernet_8xb2-160k_ade20k-512x512.py')

@@ -23,12 +23,12 @@ from tqdm import tqdm
 
 from swin_rpe_mm import make_padding_invariant
 from swin_rpe_mm.checkpoints.files import TRUST_HELP
-from tools.lib.batch_sizes import evaluate, take_mixed_sizes
-from swin_rpe_mm.whole_files import WholeFileBackend
-from tools.lib.cli import run_tool
-from swin_rpe_mm.mm.configs import load_config, require
-from tools.lib.runs import prepare_run
 from swin_rpe_mm.errors import InputError
+from swin_rpe_mm.mm.configs import load_config, require
+from swin_rpe_mm.whole_files import WholeFileBackend
+from tools.lib.batch_sizes import evaluate, take_mixed_sizes
+from tools.lib.cli import run_tool
+from tools.lib.runs import prepare_run
 
 SECONDS = 'seconds per image'
 

@@ -22,6 +22,9 @@ from mmengine.config import Config, DictAction
 from tqdm import tqdm
 
 from swin_rpe_mm import SwinRPE
+from swin_rpe_mm.errors import InputError
+from swin_rpe_mm.mm.configs import load_config, require, type_name
+from swin_rpe_mm.whole_files import WholeFileBackend
 from tools.lib.benchmark import report, studies
 from tools.lib.benchmark.cases import DTYPES, PATCH, Case, Numbers, read_sizes
 from tools.lib.benchmark.contestants import PEERS, Architecture, Contestant, select_peers
@@ -29,10 +32,7 @@ from tools.lib.benchmark.machine import describe
 from tools.lib.benchmark.memory import check_memory, in_own_process, peak_bytes
 from tools.lib.benchmark.timing import median_ratio, race
 from tools.lib.benchmark.yardsticks import yardsticks
-from swin_rpe_mm.whole_files import WholeFileBackend
 from tools.lib.cli import run_tool
-from swin_rpe_mm.mm.configs import load_config, require, type_name
-from swin_rpe_mm.errors import InputError
 
 OURS = 'SwinRPE'
 REFERENCE = 'mmdet'  # where it takes part

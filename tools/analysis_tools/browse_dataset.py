@@ -17,12 +17,12 @@ from mmengine.registry import DATASETS, init_default_scope
 from mmengine.runner import set_random_seed
 from rich.progress import track
 
-from tools.lib.cli import run_tool
-from swin_rpe_mm.mm.configs import check_ops, find_data, leaf_datasets, load_config, require, type_name, walk
-from tools.lib.data_checks import check_data
-from swin_rpe_mm.mm.pictures import refuse_existing, write_picture
 from swin_rpe_mm.errors import InputError
+from swin_rpe_mm.mm.configs import check_ops, find_data, leaf_datasets, load_config, require, type_name, walk
+from swin_rpe_mm.mm.pictures import refuse_existing, write_picture
 from swin_rpe_mm.mm.samples import beside, build_visualizer, draw_sample
+from tools.lib.cli import run_tool
+from tools.lib.data_checks import check_data
 
 
 def parse_args(argv: Sequence[str] | None = None) -> Namespace:

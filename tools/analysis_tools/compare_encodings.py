@@ -21,14 +21,14 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from swin_rpe_mm import SwinRPE
-from swin_rpe_mm.whole_files import WholeFileBackend
-from tools.lib.cli import run_tool
-from swin_rpe_mm.mm.configs import load_config, require, task_of, type_name
-from tools.lib.multiply_adds import count_multiply_adds
-from tools.lib.runs import build_runner, prepare_run
 from swin_rpe_mm.errors import InputError
+from swin_rpe_mm.mm.configs import load_config, require, task_of, type_name
 from swin_rpe_mm.rpe import RelativePositionEncoding
 from swin_rpe_mm.rpe.interpolate import MODES
+from swin_rpe_mm.whole_files import WholeFileBackend
+from tools.lib.cli import run_tool
+from tools.lib.multiply_adds import count_multiply_adds
+from tools.lib.runs import build_runner, prepare_run
 
 ROOT = Path(__file__).resolve().parents[2]
 ENCODINGS = ROOT / 'configs' / 'rpe' / '_base_'

@@ -28,10 +28,10 @@ from rich.progress import track
 from torch import Tensor, nn
 
 from swin_rpe_mm import SwinRPE, attach_extents, get_extents
-from swin_rpe_mm.mm.checkpoint_files import check_checkpoint, read_safely
-from tools.lib.cli import run_tool
-from swin_rpe_mm.mm.configs import check_ops, find_data, load_config, require, task_of, without_sync_bn
 from swin_rpe_mm.errors import InputError
+from swin_rpe_mm.mm.checkpoint_files import check_checkpoint, read_safely
+from swin_rpe_mm.mm.configs import check_ops, find_data, load_config, require, task_of, without_sync_bn
+from tools.lib.cli import run_tool
 
 _FLOOR, _CEILING = 1e-7, 1.0  # relative differences that the colours span; float32 rounds near the lower end
 _SCORE, _NEAR_SCORE, _NEAR = 0.3, 0.01, 1.0  # of boxes: lowest score; how far scores and sides (px) of partners differ

@@ -14,12 +14,13 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from swin_rpe_mm import SwinRPE
-from tools.lib.cli import run_tool
 from swin_rpe_mm.errors import InputError
-from swin_rpe_mm.rpe import TableRPE, WindowGeometry, build_rpe, coordinates, offsets
+from swin_rpe_mm.rpe import TableRPE, build_rpe, coordinates, offsets
 from swin_rpe_mm.rpe.buckets import piecewise, sign_log, t5
 from swin_rpe_mm.rpe.interpolate import MODES, resize_table
 from swin_rpe_mm.visualization.bias_maps import draw_around_query
+from swin_rpe_mm.windows import WindowGeometry
+from tools.lib.cli import run_tool
 
 _HEADS, _CHANNELS = 4, 32
 _WINDOW, _WIDER = 7, 12

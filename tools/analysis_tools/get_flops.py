@@ -30,12 +30,12 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
+from swin_rpe_mm.errors import InputError
+from swin_rpe_mm.mm.configs import check_ops, load_config, require, task_of, walk, without_sync_bn
+from swin_rpe_mm.models.config import ARCHS
 from swin_rpe_mm.whole_files import WholeFileBackend
 from tools.lib.cli import run_tool
-from swin_rpe_mm.mm.configs import check_ops, load_config, require, task_of, walk, without_sync_bn
 from tools.lib.multiply_adds import count_multiply_adds
-from swin_rpe_mm.errors import InputError
-from swin_rpe_mm.models.arguments import ARCHS
 
 # height and width, as in Swin's paper
 BACKBONE_SIZE = (224, 224)

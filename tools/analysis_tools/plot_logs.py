@@ -13,11 +13,11 @@ from fnmatch import fnmatch
 from io import BytesIO
 from pathlib import Path
 
+from swin_rpe_mm.errors import InputError
+from swin_rpe_mm.visualization.curves import Curve, Panel, draw_curves, layer_of, look_of
 from swin_rpe_mm.whole_files import WholeFileBackend
 from tools.lib.cli import run_tool
 from tools.lib.run_logs import RunLog, Series, read_log
-from swin_rpe_mm.errors import InputError
-from swin_rpe_mm.visualization.curves import Curve, Panel, draw_curves, layer_of, look_of
 
 _EXAMPLES = """examples:
   plot_logs.py work_dirs/mask-rcnn_swin-rpe-t

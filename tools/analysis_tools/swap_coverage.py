@@ -30,12 +30,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from swin_rpe_mm import __version__
-from tools.lib.cli import run_tool, sentence_of
-from swin_rpe_mm.mm.configs import load_config
 from swin_rpe_mm.errors import InputError
-from swin_rpe_mm.models.arguments import ARCHS
+from swin_rpe_mm.mm.configs import load_config
 from swin_rpe_mm.mm.swap import Swap, SwapRefused, swap_backbone
 from swin_rpe_mm.mm.swap.check import CheckFailed, build, check, of_package, prepare
+from swin_rpe_mm.models.config import ARCHS
+from tools.lib.cli import run_tool, sentence_of
 
 LIBRARIES = ('mmdet', 'mmseg')
 STEPS = ('one-per-folder', 'none', 'all')

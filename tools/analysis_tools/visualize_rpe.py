@@ -12,18 +12,18 @@ from mmengine.config import DictAction
 from tqdm import tqdm
 
 from swin_rpe_mm.checkpoints.files import TRUST_HELP
-from tools.lib.cli import run_tool
-from swin_rpe_mm.mm.configs import find_data, load_config
 from swin_rpe_mm.errors import InputError
+from swin_rpe_mm.mm.configs import find_data, load_config
 from swin_rpe_mm.visualization.attention_distance import draw_distance
 from swin_rpe_mm.visualization.attention_maps import draw_attention
 from swin_rpe_mm.visualization.bias_maps import draw_bias
-from tools.lib.inputs import Sample, Subject, build_subject, sample_of_file, samples_of_data
 from swin_rpe_mm.visualization.layers import layers_of, pick_heads, pick_layers
 from swin_rpe_mm.visualization.page import Section, write_page
 from swin_rpe_mm.visualization.receptive_field import draw_fields, receptive_fields
 from swin_rpe_mm.visualization.style import write_figure
 from swin_rpe_mm.visualization.window_grid import draw_windows
+from tools.lib.cli import run_tool
+from tools.lib.inputs import Sample, Subject, build_subject, sample_of_file, samples_of_data
 
 Drawn = tuple[Figure, list[str]]
 

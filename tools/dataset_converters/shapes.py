@@ -26,8 +26,8 @@ import cv2
 import numpy as np
 from tqdm import tqdm
 
-from tools.lib.cli import run_tool
 from swin_rpe_mm.errors import InputError
+from tools.lib.cli import run_tool
 
 SHAPES = ('circle', 'square', 'triangle', 'star')
 SIDES = (80, 128)

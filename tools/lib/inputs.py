@@ -13,11 +13,11 @@ from mmengine.dataset import Compose, pseudo_collate
 from mmengine.registry import DATASETS, MODELS, init_default_scope
 from torch import Tensor, nn
 
+from swin_rpe_mm import SwinRPE
+from swin_rpe_mm.checkpoints import load_pretrained
+from swin_rpe_mm.errors import InputError
 from swin_rpe_mm.mm.checkpoint_files import check_checkpoint
 from swin_rpe_mm.mm.configs import check_ops, leaf_datasets, require, type_name
-from swin_rpe_mm.errors import InputError
-from swin_rpe_mm.models import SwinRPE
-from swin_rpe_mm.models.loading import load_pretrained
 from swin_rpe_mm.mm.extents import attach_extents, get_extents
 
 # ImageNet's, in RGB, with which every published Swin was trained

@@ -20,9 +20,9 @@ import torch
 
 from swin_rpe_mm.checkpoints import read_checkpoint
 from swin_rpe_mm.checkpoints.files import TRUST_HELP
+from swin_rpe_mm.errors import InputError
 from swin_rpe_mm.whole_files import WholeFileBackend
 from tools.lib.cli import run_tool
-from swin_rpe_mm.errors import InputError
 
 
 def parse_args(argv: Sequence[str] | None = None) -> Namespace:

@@ -23,5 +23,5 @@ class DetDataPreprocessor(MMDetDataPreprocessor):
         samples = data['data_samples']
         if samples is not None:
             sizes = [sample.get('img_shape', size)[:2] for sample, size in zip(samples, sizes)]
-        attach_extents(data['inputs'], sizes)
+        data['inputs'] = attach_extents(data['inputs'], sizes)
         return data

@@ -27,7 +27,7 @@ class SegDataPreprocessor(MMSegDataPreprocessor):
             data = super().forward(data, training)
         else:
             data = self._stack([super(SegDataPreprocessor, self).forward(one, training) for one in _one_by_one(data)])
-        attach_extents(data['inputs'], sizes)
+        data['inputs'] = attach_extents(data['inputs'], sizes)
         return data
 
     def _stack(self, batches: Sequence[dict]) -> dict:

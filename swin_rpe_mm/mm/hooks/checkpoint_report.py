@@ -9,8 +9,8 @@ from torch import nn
 
 from ...checkpoints import LoadReport, find_prefix, innermost, unwrap
 from ...errors import InputError
-from ...models import SwinRPE
 from ...registry import HOOKS
+from ..backbone import SwinRPE
 
 
 @HOOKS.register_module()

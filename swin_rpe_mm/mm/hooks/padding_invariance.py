@@ -3,8 +3,8 @@ from __future__ import annotations
 
 from mmengine.hooks import Hook
 
-from ..per_image import make_padding_invariant
 from ...registry import HOOKS
+from ..per_image import make_padding_invariant
 
 
 @HOOKS.register_module()

@@ -7,8 +7,8 @@ from mmengine.dist import gather_object, is_main_process
 from mmengine.hooks import Hook
 
 from ...registry import HOOKS
-from ..samples import beside, build_visualizer, draw_sample
 from ..pictures import read_picture, result_names, write_picture
+from ..samples import beside, build_visualizer, draw_sample
 
 
 @HOOKS.register_module()

@@ -14,9 +14,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ...errors import InputError
-from ...models import SwinRPE
-from ...models import SwinBlock, WindowAttention
-from ...models.attention import Shared
+from ...models import Swin, WindowAttention
 from ...registry import HOOKS
 from ...visualization.statistics import logit_statistics, saturated_share, total_norm
 from ...visualization.window_logits import spread_windows, window_logits
@@ -34,7 +32,7 @@ class RPEMonitorHook(Hook):
     """Log every ``interval`` iterations what content and position encoding give to the attention of each layer.
 
     Logits of a few windows, always the same ones of a layout, are computed once more when the model runs, without
-    gradients; nothing that training computes is changed and no random number is drawn. Figures go through the
+    gradients; training computes the same, but for rounding, and no random number is drawn. Figures go through the
     visualizer to all its backends (json files, TensorBoard, W&B), as ``rpe/LAYER/NAME`` with a layer such as
     ``stages.0.blocks.1``, and as a table to the text log:
 
@@ -75,7 +73,7 @@ class RPEMonitorHook(Hook):
             raise InputError('layers of RPEMonitorHook must be None, or one or several patterns such as '
                              f"'stages.0.*', got {layers!r}")
         self.interval, self.patterns, self.windows, self.max_ratio = interval, patterns, windows, max_ratio
-        self._layers: dict[str, SwinBlock | WindowAttention] = {}
+        self._layers: dict[str, WindowAttention] = {}
         self._handles: list = []
         self._found: dict[str, dict[str, Tensor]] = {}
         self._waits = False  # for the optimizer's step
@@ -89,8 +87,7 @@ class RPEMonitorHook(Hook):
             return
         self._log(runner, runner.iter)  # what waits for a step of the optimizer that was not made
         self._handles = [
-            layer.register_forward_pre_hook(partial(self._look, name), with_kwargs=True)
-            for name, layer in self._layers.items()
+            attention.register_forward_pre_hook(partial(self._look, name)) for name, attention in self._layers.items()
         ]
         self._handles.append(register_optimizer_step_pre_hook(self._take_gradients))
         self._waits = True
@@ -103,18 +100,17 @@ class RPEMonitorHook(Hook):
     def after_train(self, runner) -> None:
         self._log(runner, runner.iter)
 
-    def _look(self, name: str, layer: SwinBlock | WindowAttention, args: tuple, kwargs: dict) -> None:
+    def _look(self, name: str, attention: WindowAttention, args: tuple) -> None:
         # checkpointed blocks run again in the backward pass, and a model may run its backbone more than once
-        if name in self._found:
-            return
-        self._found[name] = _statistics(layer, self.windows, *args, **kwargs)
+        if name not in self._found:
+            self._found[name] = _statistics(attention, self.windows, *args)
 
     def _take_gradients(self, optimizer: torch.optim.Optimizer, *_) -> None:
         # this is where gradients are complete: before it they may be partial or scaled, after it they are cleared
         self._waits = False
         scale = getattr(optimizer, 'grad_scale', None)  # fused optimizers take the loss scale out themselves
         for name, found in self._found.items():
-            norm = _gradient_norm(_attention(self._layers[name]))
+            norm = _gradient_norm(self._layers[name])
             if norm is not None:
                 found['bias_grad_norm'] = norm if scale is None else norm / scale.to(norm.device)
 
@@ -136,18 +132,13 @@ class RPEMonitorHook(Hook):
                     runner.logger.warning(f'iteration {iteration}: {sentence}')
 
 
-def _chosen(model: nn.Module, patterns: Sequence[str]) -> dict[str, SwinBlock | WindowAttention]:
-    """Layers whose short names match, by these names: blocks, or attention that is in none.
-
-    A block is looked at from outside, since it need not call the modules in it (:mod:`swin_rpe_mm.models`).
-    """
+def _chosen(model: nn.Module, patterns: Sequence[str]) -> dict[str, WindowAttention]:
+    """Layers whose short names match, by these names: those of their blocks, or their own where they are in none."""
     model = model.module if is_model_wrapper(model) else model
-    backbones = [module for module in model.modules() if isinstance(module, SwinRPE)]
+    backbones = [module for module in model.modules() if isinstance(module, Swin)]
     root = backbones[0] if len(backbones) == 1 else model
-    blocks = {name: module for name, module in root.named_modules() if isinstance(module, SwinBlock)}
-    inside = {_attention(block) for block in blocks.values()}
-    layers = blocks | {name: module for name, module in root.named_modules()
-                       if isinstance(module, WindowAttention) and module not in inside}
+    layers = {name.removesuffix('.attn.w_msa'): module for name, module in root.named_modules()
+              if isinstance(module, WindowAttention)}
     if not layers:
         raise InputError('RPEMonitorHook needs a model with window attention, such as one on SwinRPE, and '
                          f'{type(model).__name__} has none')
@@ -157,18 +148,10 @@ def _chosen(model: nn.Module, patterns: Sequence[str]) -> dict[str, SwinBlock | 
     return {name: layer for name, layer in layers.items() if any(fnmatch(name, pattern) for pattern in patterns)}
 
 
-def _attention(layer: SwinBlock | WindowAttention) -> WindowAttention:
-    return layer.attn.w_msa if isinstance(layer, SwinBlock) else layer
-
-
 @torch.no_grad()
-def _statistics(layer: SwinBlock | WindowAttention, windows: int, x: Tensor, layout: WindowLayout, mask_padding: bool,
-                shared: Shared | None = None, *_, **__) -> dict[str, Tensor]:
-    """Figures of one call of a layer, which got the arguments from ``x`` on; others do not change its logits."""
-    attention = _attention(layer)
-    if isinstance(layer, SwinBlock):
-        shared = attention.shared(None if layer.norm_after else layer.norm1)
-    logits = window_logits(attention, spread_windows(layout, windows), x, layout, mask_padding, shared)
+def _statistics(attention: WindowAttention, windows: int, x: Tensor, layout: WindowLayout) -> dict[str, Tensor]:
+    """Figures of one call of a layer, which got the arguments from ``x`` on."""
+    logits = window_logits(attention, spread_windows(layout, windows), x, layout)
     found = logit_statistics(logits.content, logits.bias, logits.visible, logits.queries)
     if logits.sigmoids:
         found['saturated'] = saturated_share(logits.sigmoids)

@@ -3,8 +3,8 @@ from __future__ import annotations
 
 from mmengine.hooks import CheckpointHook
 
+from ... import whole_files  # noqa: F401, registers the storage
 from ...registry import HOOKS
-from tools.lib import checkpoint_files  # noqa: F401, registers the storage
 
 
 @HOOKS.register_module()

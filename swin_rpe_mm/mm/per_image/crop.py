@@ -5,7 +5,7 @@ import numpy as np
 from mmengine.structures import BaseDataElement
 from torch import Tensor
 
-from ..extents import Extents, Size, attach_extents, get_extents
+from ..extents import Extents, Size, attach_extents, check_extents, get_extents
 
 # ground truths that the preprocessors fill up together with the image
 _PADDED_MAPS = ('gt_sem_seg', 'gt_panoptic_seg', 'gt_edge_map', 'gt_depth_map')
@@ -21,7 +21,7 @@ def known_extents(batch: Tensor, samples: Optional[Sequence[BaseDataElement]]) -
     if extents is None:
         size = tuple(batch.shape[-2:])
         shapes = [size] * len(batch) if samples is None else [sample.get('img_shape', size)[:2] for sample in samples]
-        extents = get_extents(attach_extents(batch.view_as(batch), shapes))
+        extents = check_extents(shapes, tuple(batch.shape))
     return extents
 
 

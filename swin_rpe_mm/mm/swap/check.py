@@ -17,9 +17,9 @@ from mmengine.model import revert_sync_batchnorm
 from mmengine.registry import MODELS, DefaultScope
 from torch import nn
 
-from ..configs import check_ops, type_name, walk, without_sync_bn
 from ...errors import InputError
-from ...models.swin_rpe import SwinRPE
+from ..backbone import SwinRPE
+from ..configs import check_ops, type_name, walk, without_sync_bn
 from .random_batches import SIZES, random_batch
 
 # Arguments that hold the address of a checkpoint.

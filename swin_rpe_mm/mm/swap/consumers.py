@@ -9,8 +9,8 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from ..configs import as_list, type_name, walk
 from ...errors import InputError
+from ..configs import as_list, type_name, walk
 from .feature_maps import FeatureMap, backbone_maps, neck_maps
 from .find import Place, necks_of
 from .stages import STRIDES, match_stages

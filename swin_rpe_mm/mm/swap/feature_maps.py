@@ -9,8 +9,8 @@ import torch
 from mmengine.registry import MODELS, DefaultScope
 from torch import Tensor, nn
 
-from ..configs import type_name
 from ...errors import InputError
+from ..configs import type_name
 
 # where to run, on images of which size: without storage any costs the same, and SSD's necks need a large one
 _TRIALS = (('meta', 512), ('cpu', 128), ('cpu', 512))

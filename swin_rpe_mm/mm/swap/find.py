@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from mmengine.config import Config, ConfigDict
 
-from ..configs import as_list, type_name
 from ...errors import InputError
+from ..configs import as_list, type_name
 from .refusals import BACKBONES, HEADS, MODELS, NECKS, SwapRefused, refuse
 
 # models beside the one to swap: what tells tracked objects apart, and what a student learns from

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from mmengine.config import Config
 
-from ..configs import as_list, type_name
 from ...errors import InputError
+from ..configs import as_list, type_name
 
 # constructors that know the layers of one other backbone
 _TIED = ('LearningRateDecayOptimizerConstructor', 'LayerDecayOptimizerConstructor')

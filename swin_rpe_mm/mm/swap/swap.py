@@ -7,9 +7,9 @@ from pathlib import Path
 
 from mmengine.config import Config
 
-from ..configs import as_list, load_config, task_of, type_name
 from ...errors import InputError
-from ...models.arguments import ARCHS
+from ...models.config import ARCHS
+from ..configs import as_list, load_config, task_of, type_name
 from .consumers import Wiring, rewire
 from .feature_maps import image_channels
 from .find import Place, find_backbone

@@ -153,7 +153,7 @@ def test_kept_optimizer():
 
 @pytest.mark.parametrize('task', ['detection', 'segmentation'])
 def test_every_arch_has_a_drop_path_and_weights(task):
-    from swin_rpe_mm.models.arguments import ARCHS
+    from swin_rpe_mm.models.config import ARCHS
     for arch in ARCHS:
         assert 0 <= drop_path_of(arch, task) <= 0.3
         assert arch.endswith('nano') != (arch in PRETRAINED)

@@ -2,8 +2,8 @@
 import pytest
 from torch.utils.data import DataLoader
 
-from tools.lib.cli import run_tool, sentence_of
 from swin_rpe_mm.errors import InputError
+from tools.lib.cli import run_tool, sentence_of
 
 
 def raise_(error: Exception):

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tools.lib.run_logs import Series, find_log, read_log
 from swin_rpe_mm.errors import InputError
+from tools.lib.run_logs import Series, find_log, read_log
 
 
 def write(path: Path, *records: dict, end: str = '') -> Path:

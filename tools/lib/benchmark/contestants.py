@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from swin_rpe_mm import SwinRPE
 from swin_rpe_mm.errors import InputError
-from swin_rpe_mm.models.arguments import ARCHS
+from swin_rpe_mm.models.config import ARCHS
 from tools.lib import peers
 from tools.lib.benchmark.cases import Case, Numbers, Size
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch
 
-from tools.lib.peers import version_of
 from tools.lib.benchmark.cases import Numbers
+from tools.lib.peers import version_of
 
 
 def describe(numbers: Numbers, packages: Sequence[str]) -> dict[str, str]:
