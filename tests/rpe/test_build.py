@@ -12,16 +12,14 @@ from swin_rpe_mm import InputError
 from swin_rpe_mm.registry import MODELS
 from swin_rpe_mm.rpe import (
     RelativePositionEncoding,
-    RotaryRPE,
     SumRPE,
     TableRPE,
-    WindowGeometry,
     build_rpe,
-    call_rpe,
     check_rpe,
     offsets,
     rpe_of_stage,
 )
+from swin_rpe_mm.windows import WindowGeometry
 
 WINDOW = dict(num_heads=HEADS, window_size=(3, 3), key_size=(5, 5), head_dim=HEAD_DIM)
 GEOMETRY = WindowGeometry((3, 3), (5, 5), (-1, -1))
@@ -99,6 +97,11 @@ WRONG_VALUES = [
     (dict(type='DynamicRPE', rpe=dict(type='TabelRPE')), ["did you mean 'TableRPE'"]),
     (dict(type='DynamicRPE', rpe=dict(type='TableRPE', rank=2)), ['rank', 'TableRPE']),
 ]
+
+
+def given(rpe: RelativePositionEncoding) -> set[str]:
+    """What it says that it has."""
+    return {method for method in ('bias', 'rotate', 'scores', 'values') if rpe.gives(method)}
 
 
 def one_sentence(error, words) -> None:
@@ -196,7 +199,7 @@ def test_scopes(scope):
 def test_mmengine_configs():
     from mmengine.config import ConfigDict
     rpe = build_rpe(ConfigDict(type='DynamicRPE', rpe=[dict(type='TableRPE'), dict(type='RotaryRPE')]), **WINDOW)
-    assert rpe.uses_region and rpe.rotates and not rpe.adds_values
+    assert given(rpe) == {'scores', 'rotate'}
 
 
 def test_resize_mode_is_an_option_of_all():
@@ -221,23 +224,27 @@ def test_several_without_a_bias():
     configs = [dict(type='RotaryRPE'), dict(type='ContextualRPE', on='v')]
     rpe = build_rpe(configs, **WINDOW)
     assert rpe(*tokens(GEOMETRY), GEOMETRY)[2] is None
-    assert rpe.rotates and rpe.adds_values and not rpe.uses_region
+    assert given(rpe) == {'rotate', 'values'}
 
 
-@pytest.mark.parametrize('config, flags', [
-    (dict(type='TableRPE'), (False, False, False)),
-    (dict(type='RotaryRPE'), (False, True, False)),
-    (dict(type='ContextualRPE', on='qk'), (False, False, False)),
-    (dict(type='ContextualRPE', on='qv'), (False, False, True)),
-    (dict(type='DynamicRPE'), (True, False, False)),
-    (dict(type='DynamicRPE', rpe=[dict(type='ContextualRPE', on='kv'), dict(type='RotaryRPE')]), (True, True, True)),
-    ([dict(type='TableRPE'), dict(type='ClippedRPE')], (False, False, False)),
-    ([dict(type='TableRPE'), dict(type='DynamicRPE')], (True, False, False)),
-    ([dict(type='RotaryRPE'), dict(type='ContextualRPE', on='kv')], (False, True, True)),
+@pytest.mark.parametrize('config, expected', [
+    (dict(type='TableRPE'), {'bias'}),
+    (dict(type='DecomposedRPE'), {'scores'}),
+    (dict(type='RotaryRPE'), {'rotate'}),
+    (dict(type='ContextualRPE', on='qk'), {'scores'}),
+    (dict(type='ContextualRPE', on='qv'), {'scores', 'values'}),
+    (dict(type='ContextualRPE', on='v'), {'values'}),
+    (dict(type='DynamicRPE'), {'scores'}),
+    (dict(type='DynamicRPE', rpe=[dict(type='ContextualRPE', on='kv'), dict(type='RotaryRPE')]),
+     {'rotate', 'scores', 'values'}),
+    ([dict(type='TableRPE'), dict(type='ClippedRPE')], {'bias'}),
+    ([dict(type='TableRPE'), dict(type='DynamicRPE')], {'bias', 'scores'}),
+    ([dict(type='RotaryRPE'), dict(type='ContextualRPE', on='kv')], {'rotate', 'scores', 'values'}),
 ])
-def test_what_an_encoding_says_of_itself(config, flags):
+def test_what_an_encoding_says_of_itself(config, expected):
     rpe = build_rpe(config, **WINDOW)
-    assert (rpe.uses_region, rpe.rotates, rpe.adds_values) == flags
+    assert given(rpe) == expected
+    assert rpe.gives_bias_alone == (expected == {'bias'})
 
 
 # ---- stages ----
@@ -300,87 +307,93 @@ def own():
             super().__init__(**window)
             self.slope = nn.Parameter(torch.full((self.num_heads, ), start))
 
-        def forward(self, q, k, geometry):
-            distance = offsets(geometry, q.device).abs().sum(0)
-            return q, k, -self.slope[:, None, None] * distance
+        def bias(self, geometry):
+            return -self.slope[:, None, None] * offsets(geometry, self.slope.device).abs().sum(0)
 
     @MODELS.register_module()
-    class PlainOwnRPE(nn.Module):
-        """No base class, and a bias per window."""
+    class MeanQueryRPE(RelativePositionEncoding):
+        """A number of each query for all its keys, which are doubled."""
 
-        def __init__(self, num_heads, window_size, key_size, head_dim, factor=1.):
-            super().__init__()
-            self.weight = nn.Parameter(pixels(num_heads))
+        def __init__(self, factor=1., **window):
+            super().__init__(**window)
+            self.weight = nn.Parameter(pixels(self.num_heads))
             self.factor = factor
 
-        def forward(self, q, k, geometry):
-            return q, 2 * k, self.factor * self.weight[:, None, None] * q.mean(-1)[..., None]
+        def rotate(self, q, k, geometry):
+            return q, 2 * k
 
-    yield ScaledDistanceRPE, PlainOwnRPE
-    for cls in (ScaledDistanceRPE, PlainOwnRPE):
+        def scores(self, q, k, geometry, region):
+            return self.factor * self.weight[:, None, None] * q.mean(-1)[..., None].expand(-1, -1, -1, k.shape[2])
+
+    @MODELS.register_module()
+    class NoBaseRPE(nn.Module):
+        """No encoding, whatever its name."""
+
+    classes = ScaledDistanceRPE, MeanQueryRPE, NoBaseRPE
+    yield classes
+    for cls in classes:
         MODELS.module_dict.pop(cls.__name__)
 
 
-def test_a_subclass_of_ones_own(own):
+def test_a_bias_of_ones_own(own):
     rpe = build_rpe(dict(type='ScaledDistanceRPE', start=2.), **WINDOW)
+    assert given(rpe) == {'bias'} and rpe.gives_bias_alone
     bias = rpe(*tokens(GEOMETRY), GEOMETRY)[2]
     expected = encodings.over_pairs(GEOMETRY, lambda i, j, d: -2. * torch.ones(HEADS) * sum(map(abs, d)))
     assert torch.equal(bias, expected)
     bias.sum().backward()
     before = rpe.slope
-    rpe.resample((5, 5))
+    assert rpe.resample((5, 5)) == []
     assert rpe.slope is before and rpe.window_size == (5, 5) and rpe.key_size == (7, 7)
     with pytest.raises(InputError) as error:
         check_rpe(dict(type='ScaledDistanceRPE', stat=2.))
     one_sentence(error, ['stat', "did you mean 'start'"])
-    with pytest.raises(InputError) as error:
-        check_rpe(dict(type='ScaledDistanceRP'))
-    one_sentence(error, ["did you mean 'ScaledDistanceRPE'"])
 
 
-def test_a_plain_module_of_ones_own(own):
-    rpe = build_rpe(dict(type='PlainOwnRPE', factor=3.), **WINDOW)
-    assert isinstance(rpe, own[1]) and rpe.factor == 3.
+def test_scores_of_ones_own(own):
+    rpe = build_rpe(dict(type='MeanQueryRPE', factor=3.), **WINDOW)
+    assert given(rpe) == {'rotate', 'scores'} and not rpe.gives_bias_alone
     q, k = tokens(GEOMETRY)
-    _, k_out, bias = call_rpe(rpe, q, k, GEOMETRY, None)
-    assert torch.equal(k_out, 2 * k) and bias.shape == (2, HEADS, 9, 1)
+    q_out, k_out, scores = rpe(q, k, GEOMETRY)
+    assert q_out is q and torch.equal(k_out, 2 * k)
+    assert torch.equal(scores, 3. * rpe.weight[:, None, None] * q.mean(-1)[..., None].expand(-1, -1, -1, k.shape[2]))
+    assert build_rpe(dict(type='MeanQueryRPE', resize_mode='crop'), **WINDOW).resize_mode == 'crop'
 
 
-def test_a_mistyped_option_of_a_plain_module(own):
+def test_what_has_no_base_class(own):
     for function in (check_rpe, lambda rpe: build_rpe(rpe, **WINDOW)):
         with pytest.raises(InputError) as error:
-            function(dict(type='PlainOwnRPE', factr=3.))
-        one_sentence(error, ['PlainOwnRPE', 'factr'])
+            function(dict(type='NoBaseRPE'))
+        one_sentence(error, ['NoBaseRPE', 'a RelativePositionEncoding'])
 
 
 def test_ones_own_among_others(own):
-    config = [dict(type='PlainOwnRPE'), dict(type='TableRPE'), dict(type='ScaledDistanceRPE'),
+    config = [dict(type='MeanQueryRPE'), dict(type='TableRPE'), dict(type='ScaledDistanceRPE'),
               dict(type='DynamicRPE', rpe=dict(type='ScaledDistanceRPE'))]
     rpe = build_rpe(config, **WINDOW)
     rpe.init_weights()
-    plain, table, scaled, dynamic = rpe.encodings
     q, k = tokens(GEOMETRY)
-    q_out, k_out, bias = call_rpe(rpe, q, k, GEOMETRY, None)
-    parts = [call_rpe(part, q, 2 * k, GEOMETRY, None)[2] for part in (plain, table, scaled, dynamic)]
-    assert torch.equal(k_out, 2 * k) and torch.allclose(bias, sum(parts), atol=1e-5)
-    assert not rpe.rotates and not rpe.adds_values and rpe.uses_region
+    q_out, k_out, total = rpe(q, k, GEOMETRY)
+    parts = [part(q, 2 * k, GEOMETRY)[2] for part in rpe.encodings]
+    assert q_out is q and torch.equal(k_out, 2 * k) and torch.allclose(total, sum(parts), atol=1e-5)
+    assert given(rpe) == {'bias', 'rotate', 'scores'}
     rpe.resample((4, 4), 'crop')
     larger = WindowGeometry((4, 4), (6, 6), (-1, -1))
     assert rpe(*tokens(larger), larger)[2].shape == (2, HEADS, 16, 36)
-    state = rpe.state_dict()
     again = build_rpe(config, **WINDOW)
-    again.load_state_dict(state)
-    assert torch.equal(again.encodings[0].weight, plain.weight)
+    again.load_state_dict(rpe.state_dict())
+    assert torch.equal(again.encodings[0].weight, rpe.encodings[0].weight)
 
 
-def test_a_plain_module_inside_a_dynamic_one(own):
-    rpe = build_rpe(dict(type='DynamicRPE', rpe=dict(type='PlainOwnRPE')), **WINDOW)
+def test_ones_own_inside_a_dynamic_one(own):
+    rpe = build_rpe(dict(type='DynamicRPE', rpe=dict(type='MeanQueryRPE')), **WINDOW)
+    assert given(rpe) == {'rotate', 'scores'}
     q, k = tokens(GEOMETRY)
-    _, k_out, bias = rpe(q, k, GEOMETRY)
+    _, k_out, scores = rpe(q, k, GEOMETRY)
     assert torch.equal(k_out, 2 * k)
-    assert torch.allclose(bias, rpe.inner(q, k, GEOMETRY)[2], atol=1e-6)
+    assert torch.allclose(scores, rpe.inner(q, k, GEOMETRY)[2], atol=1e-6)
 
 
 def test_rotary_alone_has_no_bias():
-    assert build_rpe(dict(type='RotaryRPE'), **WINDOW)(*tokens(GEOMETRY), GEOMETRY)[2] is None
-    assert RotaryRPE.rotates
+    rpe = build_rpe(dict(type='RotaryRPE'), **WINDOW)
+    assert rpe(*tokens(GEOMETRY), GEOMETRY)[2] is None and rpe.bias(GEOMETRY) is None

@@ -32,12 +32,12 @@ from swin_rpe_mm.rpe import (
     RelativePositionEncoding,
     SumRPE,
     TableRPE,
-    WindowGeometry,
     all_offsets,
     build_rpe,
-    call_rpe,
 )
 from swin_rpe_mm.rpe.interpolate import resize_table
+from swin_rpe_mm.rpe.replacing import drop_stale_averages, replace_in_optimizer
+from swin_rpe_mm.windows import WindowGeometry
 
 MODES = ['bicubic', 'linear', 'crop', 'geometric']
 WITH_TABLES = TABLES | WRAPPED_TABLES
@@ -67,7 +67,7 @@ def encode(rpe, name, made) -> tuple:
 
 
 def outputs(rpe, made) -> tuple:
-    return call_rpe(rpe, *tokens(made.called()), made.called(), regions(made.called()))
+    return rpe(*tokens(made.called()), made.called(), regions(made.called()))
 
 
 def close(one, other) -> bool:
@@ -87,16 +87,21 @@ def build(name, made, **options):
 
 @pytest.mark.parametrize('change', sorted(CHANGES))
 @pytest.mark.parametrize('name', sorted(ENCODINGS))
-def test_parameters_stay_the_same_objects(name, change):
+def test_tables_of_another_size_are_new_parameters(name, change):
+    """All others stay the same objects; which are trained stays too."""
     old, new = CHANGES[change]
     rpe = built(name, old)
     before, functions = dict(rpe.named_parameters()), snapshot(rpe)
     frozen = next(iter(before), None)
     if frozen is not None:
         before[frozen].requires_grad = False
-    rpe.resample(new.window)
+    replaced = rpe.resample(new.window)
     after = dict(rpe.named_parameters())
-    assert before.keys() == after.keys() and all(before[key] is after[key] for key in before)
+    assert list(before) == list(after)
+    changed = [key for key in before if before[key] is not after[key]]
+    assert [(id(a), id(b)) for a, b in replaced] == [(id(before[key]), id(after[key])) for key in changed]
+    assert bool(changed) == (name in WITH_TABLES)
+    assert all('bias_table' in key and isinstance(after[key], torch.nn.Parameter) for key in changed)
     assert all(value.requires_grad == (key != frozen) for key, value in after.items())
     assert rpe.window_size == new.window and rpe.key_size == new.key_size
     assert rpe.geometry == new.called()
@@ -137,7 +142,7 @@ def test_a_smaller_window_reads_the_rows_of_its_offsets(name):
     def bias_by_offset(geometry):
         queries, keys = encodings.places(geometry)
         q, k = (one.expand(-1, -1, len(slots), -1) for slots in (queries, keys))
-        bias = call_rpe(rpe, q, k, geometry, None)[2].reshape(HEADS, len(queries), len(keys))
+        bias = rpe(q, k, geometry)[2].reshape(HEADS, len(queries), len(keys))
         return {tuple(a - b for a, b in zip(query, key)): bias[:, i, j]
                 for i, query in enumerate(queries) for j, key in enumerate(keys)}
 
@@ -178,7 +183,7 @@ def test_low_rank_is_resized_as_its_whole_table(mode):
     def table(made):
         offsets = all_offsets(made.called()).flatten(1).T
         single = [WindowGeometry((1, 1), (1, 1), tuple(-d for d in offset)) for offset in offsets.tolist()]
-        return torch.stack([rpe(None, None, geometry)[2][:, 0, 0] for geometry in single])
+        return torch.stack([rpe.bias(geometry)[:, 0, 0] for geometry in single])
 
     whole.relative_position_bias_table.data = table(old).detach()
     rpe.resample(new.window, mode)
@@ -255,23 +260,27 @@ def test_an_optimizer_goes_on(name, kind):
     optimizer = OPTIMIZERS[kind]([*rpe.parameters(), other])
     kept = train_step(rpe, other, optimizer, old)  # a graph that is still alive, as the last loss usually is
     train_step(rpe, other, optimizer, old)
-    shapes = [parameter.shape for parameter in rpe.parameters()]
-    rpe.resample(new.window)
-    resized = [p for p, shape in zip(rpe.parameters(), shapes) if p.shape != shape]
-    assert bool(resized) == (name in WITH_TABLES)
-    untouched = [p for p in [*rpe.parameters(), other] if all(p is not r for r in resized)]
+    replaced = rpe.resample(new.window)
+    replace_in_optimizer(optimizer, replaced)
+    assert bool(replaced) == (name in WITH_TABLES)
+    held = [id(parameter) for group in optimizer.param_groups for parameter in group['params']]
+    assert held == [id(parameter) for parameter in [*rpe.parameters(), other]]
+    assert not any(parameter in optimizer.state for pair in replaced for parameter in pair)
 
-    # twins: the resized ones start anew, the others go on
+    # twins: the new ones start anew, the others go on
     twin, twin_other = copy.deepcopy(rpe), copy.deepcopy(other)
     pairs = list(zip([*rpe.parameters(), other], [*twin.parameters(), twin_other]))
     twin_optimizer = OPTIMIZERS[kind]([b for _, b in pairs])
     for a, b in pairs:
-        if any(a is u for u in untouched) and a in optimizer.state:
+        if a in optimizer.state:
             twin_optimizer.state[b] = copy.deepcopy(optimizer.state[a])
+    before = snapshot(rpe)
     for _ in range(3):
         train_step(rpe, other, optimizer, new)
         train_step(twin, twin_other, twin_optimizer, new)
     assert torch.isfinite(kept)
+    for name, value in rpe.named_parameters():
+        assert value.grad is None or not torch.equal(value, before[name]), f'{name} does not move'
     for a, b in pairs:
         assert torch.equal(a, b)
         for key, value in optimizer.state.get(a, {}).items():
@@ -284,10 +293,28 @@ def test_two_optimizers_and_a_later_one():
     for optimizer in optimizers:
         train_step(rpe, other, optimizer, OWN_WINDOWS['square'])
     for window in ((4, 4), (2, 5)):
-        rpe.resample(window)
+        replaced = rpe.resample(window)
+        for optimizer in optimizers:
+            replace_in_optimizer(optimizer, replaced)
         for optimizer in (*optimizers, OPTIMIZERS['adamw']([*rpe.parameters(), other])):
             for _ in range(2):
+                before = rpe.relative_position_bias_table.detach().clone()
                 train_step(rpe, other, optimizer, Made(window, window))
+                assert not torch.equal(rpe.relative_position_bias_table, before)
+
+
+def test_groups_keep_their_settings_and_an_optimizer_of_others_is_left_alone():
+    rpe, other = built('low rank', OWN_WINDOWS['square']), torch.nn.Parameter(pixels(3, 2))
+    first, second = rpe.parameters()
+    optimizer = torch.optim.SGD([dict(params=[other, first], lr=1.), dict(params=[second], lr=2.)])
+    of_others = torch.optim.SGD([other], lr=3.)
+    replaced = rpe.resample((4, 4))
+    for each in (optimizer, of_others):
+        replace_in_optimizer(each, replaced)
+    new_first, new_second = rpe.parameters()
+    groups = [(group['lr'], [id(parameter) for parameter in group['params']])
+              for group in (*optimizer.param_groups, *of_others.param_groups)]
+    assert groups == [(1., [id(other), id(new_first)]), (2., [id(new_second)]), (3., [id(other)])]
 
 
 def test_averages_of_as_many_rows():
@@ -295,15 +322,14 @@ def test_averages_of_as_many_rows():
     rpe, other = built('table', OWN_WINDOWS['rectangular']), torch.nn.Parameter(pixels(3, 2))
     optimizer = OPTIMIZERS['adam']([*rpe.parameters(), other])
     train_step(rpe, other, optimizer, OWN_WINDOWS['rectangular'])
-    rpe.resample((4, 2))
-    train_step(rpe, other, optimizer, Made((4, 2), (4, 2)))
-    assert optimizer.state[rpe.relative_position_bias_table]['step'] == 1
-    assert optimizer.state[other]['step'] == 2
-    train_step(rpe, other, optimizer, Made((4, 2), (4, 2)))
-    assert optimizer.state[rpe.relative_position_bias_table]['step'] == 2
+    replace_in_optimizer(optimizer, rpe.resample((4, 2)))
+    for step in (1, 2):
+        train_step(rpe, other, optimizer, Made((4, 2), (4, 2)))
+        assert optimizer.state[rpe.relative_position_bias_table]['step'] == step
+        assert optimizer.state[other]['step'] == step + 1
 
 
-@pytest.mark.parametrize('kind', ['sgd', 'adam', 'adamw, foreach'])
+@pytest.mark.parametrize('kind', ['sgd', 'adam', 'adamw, foreach', 'adamw, amsgrad'])
 def test_resume_in_another_window(kind):
     """A run's model and optimizer are loaded into a model whose window is another."""
     old, new = Made((3, 3), (3, 3)), Made((4, 5), (4, 5))
@@ -314,35 +340,49 @@ def test_resume_in_another_window(kind):
     resumed_optimizer = OPTIMIZERS[kind]([*resumed.parameters(), resumed_other])
     resumed.load_state_dict(rpe.state_dict())
     resumed_optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    assert drop_stale_averages(resumed_optimizer) == 2
+    assert list(resumed_optimizer.state) == [resumed_other]
     for _ in range(2):
         train_step(resumed, resumed_other, resumed_optimizer, new)
     if kind != 'sgd':
         assert resumed_optimizer.state[resumed_other]['step'] == 3
 
 
-@pytest.mark.parametrize('loaded_before', [False, True])
-def test_resume_in_the_same_window(loaded_before):
-    """The averages of a file are kept, whatever happened to the parameter before it was loaded."""
-    old, new = Made((3, 3), (3, 3)), Made((4, 5), (4, 5))
-    rpe, other = built('table', new), torch.nn.Parameter(pixels(3, 2))
-    optimizer = OPTIMIZERS['adam']([*rpe.parameters(), other])
+@pytest.mark.parametrize('kind', sorted(OPTIMIZERS))
+def test_resume_in_the_same_window(kind):
+    """The averages of a file are kept."""
+    made = Made((4, 5), (4, 5))
+    rpe, other = built('table, contextual', made), torch.nn.Parameter(pixels(3, 2))
+    optimizer = OPTIMIZERS[kind]([*rpe.parameters(), other])
     for _ in range(2):
-        train_step(rpe, other, optimizer, new)
-    resumed, resumed_other = built('table', old), copy.deepcopy(other)
-    resumed_optimizer = OPTIMIZERS['adam']([*resumed.parameters(), resumed_other])
-    resumed.resample(new.window)
-    if loaded_before:  # a pretrained model of another window
-        resumed.load_state_dict(built('table', old).state_dict())
+        train_step(rpe, other, optimizer, made)
+    resumed, resumed_other = built('table, contextual', made, seed=1), copy.deepcopy(other)
+    resumed_optimizer = OPTIMIZERS[kind]([*resumed.parameters(), resumed_other])
     resumed.load_state_dict(rpe.state_dict())
     resumed_optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    assert drop_stale_averages(resumed_optimizer) == 0
     for _ in range(2):
-        train_step(rpe, other, optimizer, new)
-        train_step(resumed, resumed_other, resumed_optimizer, new)
-    assert torch.equal(resumed.relative_position_bias_table, rpe.relative_position_bias_table)
-    assert resumed_optimizer.state[resumed.relative_position_bias_table]['step'] == 4
+        train_step(rpe, other, optimizer, made)
+        train_step(resumed, resumed_other, resumed_optimizer, made)
+    for a, b in zip([*rpe.parameters(), other], [*resumed.parameters(), resumed_other]):
+        assert torch.equal(a, b)
 
 
-def test_gradients_of_the_old_window_are_dropped():
+@pytest.mark.skipif(not hasattr(torch.optim, 'Adafactor'), reason='needs torch.optim.Adafactor')
+def test_averages_over_rows_and_columns_are_not_stale():
+    rpe, other = built('table', OWN_WINDOWS['square']), torch.nn.Parameter(pixels(3, 2))
+    optimizer = torch.optim.Adafactor([*rpe.parameters(), other])
+    train_step(rpe, other, optimizer, OWN_WINDOWS['square'])
+    assert drop_stale_averages(optimizer) == 0
+    replaced = rpe.resample((4, 4))
+    (old, new), = replaced
+    optimizer.param_groups[0]['params'] = [new, other]  # as after a resume
+    optimizer.state[new] = optimizer.state.pop(old)
+    assert drop_stale_averages(optimizer) == 1
+    train_step(rpe, other, optimizer, Made((4, 4), (4, 4)))
+
+
+def test_new_tables_have_no_gradients():
     rpe = built('table, contextual', OWN_WINDOWS['square'])
     outputs(rpe, OWN_WINDOWS['square'])[2].sum().backward()
     grads = {name: parameter.grad for name, parameter in rpe.named_parameters()}
@@ -379,8 +419,8 @@ def geometric_alone(rows: int) -> RelativePositionEncoding:
         def offset_tables(self):
             return {'table': (0, )}
 
-        def forward(self, q, k, geometry):
-            return q, k, None
+        def rotate(self, q, k, geometry):
+            return q, k
 
     return Rows(num_heads=HEADS, window_size=(rows, rows), head_dim=HEAD_DIM)
 
@@ -538,27 +578,27 @@ GEOMETRY = WindowGeometry.square((4, 4))
 def test_the_network_keeps_its_scale_in_another_window():
     rpe = cpb((6, 5))
     rpe.resample((4, 4))
-    assert torch.allclose(rpe(None, None, GEOMETRY)[2], cpb_bias(rpe, (6, 5), GEOMETRY), atol=1e-5)
+    assert torch.allclose(rpe.bias(GEOMETRY), cpb_bias(rpe, (6, 5), GEOMETRY), atol=1e-5)
 
 
 @pytest.mark.parametrize('given', [None, 0])
 def test_the_network_adopts_the_scale_of_a_file(given):
     source, target = cpb((6, 5)), cpb((4, 4), pretrained_window_size=given)
     target.load_state_dict(source.state_dict())
-    assert torch.allclose(target(None, None, GEOMETRY)[2], cpb_bias(source, (6, 5), GEOMETRY), atol=1e-5)
+    assert torch.allclose(target.bias(GEOMETRY), cpb_bias(source, (6, 5), GEOMETRY), atol=1e-5)
     again = cpb((3, 3))
     again.load_state_dict(target.state_dict())
-    assert torch.allclose(again(None, None, GEOMETRY)[2], cpb_bias(source, (6, 5), GEOMETRY), atol=1e-5)
+    assert torch.allclose(again.bias(GEOMETRY), cpb_bias(source, (6, 5), GEOMETRY), atol=1e-5)
 
 
 def test_the_scale_of_the_config_comes_first():
     source, target = cpb((6, 5)), cpb((4, 4), pretrained_window_size=8)
     target.load_state_dict(source.state_dict())
-    assert torch.allclose(target(None, None, GEOMETRY)[2], cpb_bias(source, (8, 8), GEOMETRY), atol=1e-5)
+    assert torch.allclose(target.bias(GEOMETRY), cpb_bias(source, (8, 8), GEOMETRY), atol=1e-5)
     given = cpb((4, 4), pretrained_window_size=8)
     adopting = cpb((3, 3))
     adopting.load_state_dict(given.state_dict())
-    assert torch.allclose(adopting(None, None, GEOMETRY)[2], cpb_bias(given, (8, 8), GEOMETRY), atol=1e-5)
+    assert torch.allclose(adopting.bias(GEOMETRY), cpb_bias(given, (8, 8), GEOMETRY), atol=1e-5)
 
 
 @pytest.mark.parametrize('log', [True, False])
@@ -571,7 +611,7 @@ def test_the_scale_beside_the_weights(window, pretrained, log):
     result = target.load_state_dict({'relative_coords_table': table, **state})
     assert not result.unexpected_keys
     expected = [p or w for p, w in zip(pretrained, window)]
-    assert torch.allclose(target(None, None, GEOMETRY)[2], cpb_bias(target, expected, GEOMETRY), atol=1e-5)
+    assert torch.allclose(target.bias(GEOMETRY), cpb_bias(target, expected, GEOMETRY), atol=1e-5)
 
 
 # ---- copies ----
@@ -614,4 +654,4 @@ def test_a_copy_outlives_the_original():
     gc.collect()
     twin.load_state_dict(state)
     assert twin.relative_position_bias_table.shape == (25, HEADS)
-    assert twin.state_dict()._metadata['']['offset_sides'] == (5, 5)
+    assert twin.state_dict()._metadata[''] == dict(version=1, encoding=('TableRPE', ), offset_sides=(5, 5))
