@@ -1,10 +1,11 @@
 """The extents of a batch on their way through models that hand a bare tensor on.
 
 mm pads a batch on the right and at the bottom, after normalising and usually with 0, so padding cannot be told from
-the pixels. The data preprocessors therefore write the extents on the batch, where the backbone reads them; the models in
-between hand the tensor on untouched. A tensor without extents means that no batch padding is known.
+the pixels. The data preprocessors therefore write the extents on the batch, where the backbone reads them; the models
+in between hand the tensor on untouched. A tensor without extents means that no batch padding is known.
 """
 from collections.abc import Iterable, Sequence
+from copy import deepcopy
 from typing import Any, Optional, Tuple
 
 import torch
@@ -29,14 +30,18 @@ class Batch(Tensor):
     def __torch_function__(cls, function, types, args=(), kwargs=None) -> Any:
         with torch._C.DisableTorchFunctionSubclass():
             result = function(*args, **(kwargs or {}))
-        if not isinstance(result, Tensor) or not isinstance(args[0], Batch) or result is args[0]:
+        batch = args[0] if args else None
+        if not isinstance(result, Tensor) or not isinstance(batch, Batch) or result is batch:
             return result
-        extents = getattr(args[0], _ATTRIBUTE, None)
+        extents = get_extents(batch)
         if function is Tensor.__getitem__:
             extents = extents[args[1]] if isinstance(args[1], slice) and extents else None
-        elif function not in _KEEPING or result.shape != args[0].shape:
+        elif function not in _KEEPING or result.shape != batch.shape:
             extents = None
         return plain(result) if extents is None else _carrying(result, extents)
+
+    def __deepcopy__(self, memo: dict) -> Tensor:
+        return _carrying(deepcopy(plain(self), memo), get_extents(self))
 
 
 _KEEPING = {
