@@ -90,7 +90,7 @@ def axial_freqs(axes: int, head_dim: int, theta: float, device: Device = 'cpu') 
 
 def _random_rotations(heads: int, axes: int) -> Tensor:
     """Rotations ``(heads, axes, axes)`` float64, all equally likely; with one axis there is only the identity."""
-    rotations, triangle = torch.linalg.qr(torch.randn(heads, axes, axes, dtype=torch.float64))
+    rotations, triangle = torch.linalg.qr(torch.randn(heads, axes, axes, dtype=torch.float64, device='cpu'))
     rotations = rotations * triangle.diagonal(dim1=-2, dim2=-1).sign()[:, None]
     rotations[:, :, -1] *= rotations.det()[:, None]  # those that mirror become rotations
     return rotations
