@@ -1,16 +1,17 @@
 """Our weights in the layouts of mmdet, mmpretrain and timm, which load them strictly and give the same features."""
+import copy
+
 import peers
 import pytest
 import torch
-from oracles.cases import SMALL, pixels, randomise
+from oracles.cases import SMALL, in_mm_names, pixels, randomise
 from oracles.compare import assert_forward, forward_error, record
 from oracles.official import offset_index
 from oracles.swin_v2 import randomise_v2
 
 from swin_rpe_mm import InputError, SwinRPE
-from swin_rpe_mm.checkpoints import to_mm_layout
+from swin_rpe_mm.checkpoints import DERIVED_BUFFERS, to_mm_layout
 from swin_rpe_mm.checkpoints.export import TARGETS, note_windows, to_layout
-from swin_rpe_mm.models import DERIVED_BUFFERS
 
 V2 = SMALL | dict(arch='v2-nano')
 ARCH = {name: SMALL[name] for name in ('embed_dims', 'depths', 'num_heads')}
@@ -164,7 +165,7 @@ def test_what_is_given_stays(target, build):
 def test_windows_of_index_buffers_become_notes(window):
     """A file of another project says a rectangular window by its index; ours says it in its metadata."""
     source = model_of(window)
-    foreign = dict(source.state_dict())
+    foreign = in_mm_names(source.state_dict())
     table = 'relative_position_bias_table'
     for key in [key for key in foreign if key.endswith(table)]:
         foreign[key.replace(table, 'relative_position_index')] = offset_index(window)
@@ -172,8 +173,11 @@ def test_windows_of_index_buffers_become_notes(window):
     weights = note_windows(foreign, metadata)
     assert weights.keys() == source.state_dict().keys()
     noted = source.state_dict()._metadata
-    assert {key: note['offset_sides'] for key, note in metadata.items()} == {
-        key: note['offset_sides'] for key, note in noted.items() if 'offset_sides' in note}
+    encodings = {key: note for key, note in metadata.items() if key}
+    assert encodings == metadata['']['encodings'] and len(encodings) == 8
+    assert all(note == {name: noted[key][name] for name in ('encoding', 'offset_sides')}
+               for key, note in encodings.items())
+    assert note_windows(weights, copy.deepcopy(metadata)) == weights
 
 
 def test_the_window_of_a_bare_state_dict_is_told_by_its_rows():

@@ -9,7 +9,7 @@ from oracles.cases import SMALL, pixels, randomise
 from oracles.official import official_state
 
 from swin_rpe_mm import InputError, SwinRPE
-from swin_rpe_mm.checkpoints import fit_embedding, fit_input_channels, size_of_embedding
+from swin_rpe_mm.models.embeddings import fit_embedding, fit_input_channels, size_of_embedding
 
 CONV = 'patch_embed.projection.weight'
 

@@ -114,7 +114,7 @@ def test_into_another_window(window, state):
         name = 'blocks.0.attn.{}relative_position_bias_table'
         table = state[f'layers.{i}.{name.format("")}']
         expected = F.interpolate(table.T.view(1, -1, 3, 3), size=(2 * height - 1, 2 * width - 1), mode='bicubic')
-        actual = model.state_dict()[f'stages.{i}.{name.format("w_msa.")}']
+        actual = model.state_dict()[f'stages.{i}.{name.format("w_msa.rpe.")}']
         assert torch.allclose(actual, expected.flatten(2)[0].T, atol=1e-6)
 
 

@@ -3,7 +3,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from mmengine.runner import load_checkpoint, save_checkpoint
-from oracles.cases import SMALL, pixels, randomise
+from oracles.cases import SMALL, in_mm_names, pixels, randomise
 from oracles.official import offset_index
 
 from swin_rpe_mm import InputError, SwinRPE
@@ -28,7 +28,8 @@ def stretched(table, old, new) -> torch.Tensor:
 
 
 def check(model, source: dict, old, new) -> None:
-    for name, value in model.state_dict().items():
+    source = in_mm_names(source)
+    for name, value in in_mm_names(model.state_dict()).items():
         expected = stretched(source[name], old, new) if name.endswith(TABLE) else source[name]
         assert torch.allclose(value, expected, atol=1e-6), name
     assert all(out.isfinite().all() for out in model(pixels(1, 3, 60, 70)))
@@ -39,7 +40,7 @@ def check(model, source: dict, old, new) -> None:
 def test_square_windows_of_mmdet(new):
     from mmdet.models.backbones import SwinTransformer
     theirs = SwinTransformer(**SMALL, window_size=7)
-    theirs.load_state_dict(randomise(model_of(7), 0).state_dict(), strict=False)
+    theirs.load_state_dict(in_mm_names(randomise(model_of(7), 0).state_dict()), strict=False)
     model = model_of(new)
     parameters = dict(model.named_parameters())
     model.load_state_dict(theirs.state_dict(), strict=True)
@@ -72,15 +73,15 @@ def test_rectangular_windows(old, new, way, tmp_path):
 @pytest.mark.parametrize('old, new', [(old, new) for old, new in RECTANGULAR if 1 not in old])
 def test_rectangular_windows_by_their_index(old, new):
     """A file of another project says its window by the index buffers only; (1, n) and (n, 1) have the same ones."""
-    state = model_of(old, 0).state_dict()
-    bare = dict(state) | {name.replace(TABLE, 'relative_position_index'): offset_index(old)
+    state = in_mm_names(model_of(old, 0).state_dict())
+    bare = state | {name.replace(TABLE, 'relative_position_index'): offset_index(old)
                           for name in state if name.endswith(TABLE)}
     (model := model_of(new)).load_state_dict(bare, strict=True)
     check(model, state, old, new)
 
 
 def test_window_that_cannot_be_told_is_an_input_error():
-    bare = dict(model_of((3, 5), 0).state_dict())
+    bare = in_mm_names(model_of((3, 5), 0).state_dict())
     with pytest.raises(InputError, match='45') as error:
         model_of((4, 4)).load_state_dict(bare)
     assert '\n' not in str(error.value)
@@ -91,7 +92,7 @@ def test_windows_that_differ_by_stage():
     model = model_of([3, 6, 9, 12])
     model.load_state_dict(source.state_dict(), strict=True)
     for i, (old, new) in enumerate(zip((7, 6, 5, 4), (3, 6, 9, 12))):
-        name = f'stages.{i}.blocks.1.attn.w_msa.{TABLE}'
+        name = f'stages.{i}.blocks.1.attn.w_msa.rpe.{TABLE}'
         assert torch.allclose(model.state_dict()[name], stretched(source.state_dict()[name], (old, old), (new, new)),
                               atol=1e-6)
 
