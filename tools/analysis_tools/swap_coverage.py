@@ -30,6 +30,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from swin_rpe_mm import __version__
+from swin_rpe_mm.checkpoints import to_mm_names
 from swin_rpe_mm.errors import InputError
 from swin_rpe_mm.mm.configs import load_config
 from swin_rpe_mm.mm.swap import Swap, SwapRefused, swap_backbone
@@ -305,7 +306,7 @@ def try_swap(file: str, arch: str | None) -> dict:
 
 
 def try_build(file: str, arch: str | None) -> dict:
-    """Build the model; where checkpoints are to stay, its weights must have the names and shapes of the source's."""
+    """Build the model; where checkpoints are to stay, its weights must have mm's names and the source's shapes."""
     swap = swap_backbone(load_config(file), arch=arch)
     try:
         shapes = shapes_of(swap.cfg)
@@ -342,14 +343,15 @@ def unswapped_too(error: Exception, swap: Swap, attempt) -> dict:
 
 
 def shapes_of(cfg: Config) -> dict[str, torch.Size]:
-    """Names and shapes of the weights of a config's model.
+    """Names in mm and shapes of the weights of a config's model.
 
     The index that other Swins store with their tables says nothing that the window does not.
     """
     cfg = prepare(cfg)
     with of_package(cfg):
-        return {name: value.shape for name, value in build(cfg).state_dict().items()
-                if not name.endswith('.relative_position_index')}
+        weights = build(cfg).state_dict()
+    return {name: value.shape for name, value in to_mm_names(weights, weights._metadata).items()
+            if not name.endswith('.relative_position_index')}
 
 
 def in_one_line(error: BaseException) -> str:

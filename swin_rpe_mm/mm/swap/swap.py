@@ -112,10 +112,9 @@ def _keep_swin(swap: Swap, place: Place, rpe, window_size, pretrained, drop_path
         swap.notes += set_no_decay(swap.cfg, list(backbone.get('depths') or ARCHS[backbone.get('arch', 'tiny')][1]))
     swap.keeps_weights = rpe == 'default' and window_size is None
     if swap.keeps_weights:
-        swap.notes.append('names and shapes of all weights are the same: checkpoints of the source load')
+        swap.notes.append('all weights have the shapes that they had: checkpoints of the source load')
     elif rpe == 'default':
-        swap.notes.append('names of all weights are the same: checkpoints of the source load, and their tables are '
-                          'resampled for the window')
+        swap.notes.append('checkpoints of the source load, and their tables are resampled for the window')
 
 
 def _replace(swap: Swap, place: Place, arch: str, rpe, window_size, pretrained, drop_path_rate,

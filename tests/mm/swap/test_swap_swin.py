@@ -1,4 +1,4 @@
-"""Models that have Swin already: types change, names and shapes of weights do not."""
+"""Models that have Swin already: types change, shapes of weights and their names in mm do not."""
 from __future__ import annotations
 
 import pytest
@@ -9,6 +9,7 @@ from oracles.cases import pixels
 from shipped import shipped
 
 from swin_rpe_mm import swap_backbone
+from swin_rpe_mm.checkpoints import to_mm_names
 from swin_rpe_mm.mm.swap import write_config
 
 CASES = [
@@ -61,8 +62,9 @@ def test_weights_load_and_features_are_the_same(package, path):
         old, ours = MODELS.build(source.model.backbone), MODELS.build(new.model.backbone)
     # the index of the bias table follows from the window
     theirs = {key: value for key, value in old.state_dict().items() if 'relative_position_index' not in key}
+    own = ours.state_dict()
     assert {key: value.shape for key, value in theirs.items()} == {
-        key: value.shape for key, value in ours.state_dict().items()}
+        key: value.shape for key, value in to_mm_names(own, own._metadata).items()}
     ours.load_state_dict(old.state_dict(), strict=True)
     old.eval()
     ours.eval()

@@ -237,7 +237,7 @@ def shipped(name: str) -> Config:
 
 @pytest.mark.parametrize('name', with_ops(SWAPPED))
 def test_sample_is_swapped_and_built(name, tool):
-    """With the smallest backbone; a Swin stays what it is, and so do the names and shapes of its weights."""
+    """With the smallest backbone; a Swin stays what it is, and so do its weights' names in mm and shapes."""
     cfg = shipped(name)
     swap = swap_backbone(cfg, arch=None if 'swin' in name else 'nano')
     shapes = tool.shapes_of(swap.cfg)
