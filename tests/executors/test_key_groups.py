@@ -2,24 +2,29 @@
 import pytest
 import torch
 from oracles.cases import case_count, dice, random_extents, random_size, random_window
+from packing import packed
 
-from swin_rpe_mm.windows import WindowLayout, all_keys, cut_into_parts, group_by_keys, groups_of_parts
+from swin_rpe_mm.executors.cpu.key_groups import all_keys, group_by_keys, groups_of_parts
+from swin_rpe_mm.executors.cpu.packed import PackedLayout
+from swin_rpe_mm.executors.cpu.parts import cut_into_parts
 
 CASES = range(case_count(40))
 
 
-def random_layout(rng, **kwargs) -> tuple[WindowLayout, tuple[int, int]]:
+def random_layout(rng, **kwargs) -> tuple[PackedLayout, tuple[int, int]]:
     """A layout with a halo, and how many keys a window has along each axis."""
     size, window = random_size(rng, 30, 500), random_window(rng, 5)
     halo = rng.choice([window, (rng.randint(0, 3), rng.randint(1, 3)), (rng.randint(1, 3), 0)])
     shift = rng.choice([(0, 0), tuple(w // 2 for w in window)])
-    layout = WindowLayout.build(size, window, shift, random_extents(rng, rng.randint(1, 3), size), halo, **kwargs)
+    layout = packed(size, window, shift, random_extents(rng, rng.randint(1, 3), size), halo, **kwargs)
     return layout, tuple(w + 2 * h for w, h in zip(window, halo))
 
 
-def seen(layout: WindowLayout) -> torch.Tensor:
-    """``(T, N, Nk)`` bool, straight from the regions."""
-    return layout.region[:, :, None] == layout.key_region[:, None]
+def seen(layout: PackedLayout) -> torch.Tensor:
+    """``(T, N, Nk)`` bool."""
+    visible = torch.ones(*layout.slots.shape, layout.key_slots.shape[1], dtype=torch.bool)
+    visible[layout.plain:] = layout.visible
+    return visible
 
 
 @pytest.mark.parametrize('mask_padding', [True, False])
@@ -86,7 +91,7 @@ def test_parts_of_groups(case, grouped):
 
 def test_neighbours_share_their_keys():
     """Far fewer rows are gathered than there are keys, and most windows need no mask."""
-    layout = WindowLayout.build((70, 210), (7, 7), (3, 3), halo=(7, 7))
+    layout = packed((70, 210), (7, 7), (3, 3), halo=(7, 7))
     groups = group_by_keys(layout, (21, 21))
     assert sum(len(group.rows) for group in groups) < 0.45 * layout.key_rows.numel()
     assert sum(len(group.visible) for group in groups) == 10 + 30 - 1  # the windows at the seams

@@ -5,7 +5,7 @@ out: tokens are packed, nothing lies between them, and windows without any are g
 first. All of it is worked out once per size and extents, and kept.
 """
 from dataclasses import dataclass
-from typing import Optional, Sequence, Tuple
+from typing import NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
@@ -114,41 +114,30 @@ class PackedLayout:
 @index_cache(64)
 def _build(windows: Windows, map_size: Size, extents: Extents, mask_padding: bool,
            pooled_neighbours: int) -> PackedLayout:
-    layout = WindowLayout.build(windows, len(extents), map_size, torch.tensor(extents, device='cpu'), mask_padding,
-                                pooled_neighbours, torch.device('cpu'))
     per_image = map_size[0] * map_size[1]
     tokens = len(extents) * per_image
-    region = layout.region
-    valid = region >= 0 if mask_padding else (layout.rows < tokens).view_as(region)
-    held_windows = valid.any(1)
-    image = torch.arange(len(extents), device='cpu').repeat_interleave(len(region) // len(extents))[:, None]
-    slots = torch.where(valid, layout.rows.view_as(region), image * per_image)
-    has_halo = layout.key_rows is not None
-    key_slots, key_valid, seen = slots, valid, layout.visible
-    if has_halo:
-        key_rows = layout.key_rows.view(len(region), -1)
-        key_valid = seen_keys(layout) if mask_padding else key_rows < tokens
-        key_slots = torch.where(key_valid, key_rows, image * per_image)
+    images = []  # each laid out as it would be alone: fewer windows than those of the map that it sits in
+    windows_before = 0
+    for index, extent in enumerate(extents):
+        images.append(_image(windows, extent, map_size[1], index * per_image, windows_before, mask_padding,
+                             pooled_neighbours))
+        windows_before += len(images[-1].slots)
+    slots, valid, region, key_slots, key_valid, seen, neighbours = (torch.cat(parts) for parts in zip(*images))
+    has_halo = windows.geometry(map_size).key_size != windows.geometry(map_size).query_size
 
-    order = held_windows.nonzero().flatten()
-    unmasked = seen.all(2).all(1)[order]
+    unmasked = seen.all(2).all(1)
     masked = ~unmasked
-    rank = (~valid[order]).any(1).long()  # the plain windows first, those with padding slots last
+    rank = (~valid).any(1).long()  # the plain windows first, those with padding slots last
     rank[masked] += 2
     if has_halo:  # and those that see the same keys side by side
-        kinds = torch.cat([rank[masked, None] > 2, key_patterns(seen[order[masked]], valid[order[masked]])], dim=1)
+        kinds = torch.cat([rank[masked, None] > 2, key_patterns(seen[masked], valid[masked])], dim=1)
         rank[masked] = 2 + torch.unique(kinds, dim=0, return_inverse=True)[1]
-    order = order[torch.argsort(rank, stable=True)]
+    order = torch.argsort(rank, stable=True)
     plain = int(unmasked.sum())
     slots, valid, region = slots[order], valid[order], region[order]
     key_slots, key_valid = (key_slots[order], key_valid[order]) if has_halo else (slots, valid)
     visible = seen[order[plain:]]
-    if layout.neighbours is None:
-        neighbours = torch.zeros(len(order), 0, dtype=torch.long, device='cpu')
-    else:
-        places = torch.zeros(len(held_windows), dtype=torch.long, device='cpu')
-        places[order] = torch.arange(len(order), device='cpu')
-        neighbours = places[layout.neighbours[order]]
+    neighbours = order.argsort()[neighbours[order]]
 
     held = valid.flatten().nonzero().flatten()
     holes = held[:0] if len(held) == valid.numel() else (~valid).flatten().nonzero().flatten()
@@ -162,10 +151,37 @@ def _build(windows: Windows, map_size: Size, extents: Extents, mask_padding: boo
                         plain, visible, len(extents), neighbours)
 
 
-def seen_keys(layout: WindowLayout) -> Tensor:
-    """Which keys of a layout with a halo, whose padding is masked, are real, ``(T, Nk)``: any real query sees them."""
-    keys = layout.key_rows.numel() // len(layout.region)
-    return (layout.visible[:, :, :keys] & (layout.region >= 0)[:, :, None]).any(1)
+class _Image(NamedTuple):
+    """One image's part of the tensors of :class:`PackedLayout`, all windows masked and in the order of the map."""
+    slots: Tensor
+    valid: Tensor
+    region: Tensor
+    key_slots: Tensor
+    key_valid: Tensor
+    visible: Tensor
+    neighbours: Tensor
+
+
+def _image(windows: Windows, extent: Size, columns: int, first_token: int, first_window: int, mask_padding: bool,
+           pooled_neighbours: int) -> _Image:
+    """An image whose rows lie ``columns`` tokens apart."""
+    layout = WindowLayout.build(windows, 1, extent, None, mask_padding, pooled_neighbours, torch.device('cpu'))
+    region, tokens = layout.region, extent[0] * extent[1]
+
+    def held(rows: Tensor, real: Tensor) -> Tensor:
+        rows = rows.view_as(real).masked_fill(~real, 0)
+        return first_token + rows // extent[1] * columns + rows % extent[1]
+
+    valid = (layout.rows < tokens).view_as(region)
+    slots = key_slots = held(layout.rows, valid)
+    key_valid = valid
+    if layout.key_rows is not None:
+        keys = layout.key_rows.view(len(region), -1)
+        # with masks a key beyond the image repeats a token: it is one that no query sees
+        key_valid = (layout.visible[:, :, :keys.shape[1]] & valid[:, :, None]).any(1) if mask_padding else keys < tokens
+        key_slots = held(layout.key_rows, key_valid)
+    neighbours = region.new_zeros(len(region), 0) if layout.neighbours is None else layout.neighbours + first_window
+    return _Image(slots, valid, region, key_slots, key_valid, layout.visible, neighbours)
 
 
 def key_patterns(visible: Tensor, valid: Tensor) -> Tensor:
