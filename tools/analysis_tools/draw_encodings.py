@@ -181,7 +181,7 @@ def window() -> Figure:
     table = rpe.relative_position_bias_table
     rows = torch.arange(len(table), dtype=torch.float32)
     table.data = rows[:, None]
-    bias = rpe(None, None, geometry)[2][0].detach()
+    bias = rpe.bias(geometry)[0].detach()
     figure = Figure(figsize=(9.4, 3.4), layout='constrained')
     left, middle, right = figure.subplots(1, 3, width_ratios=[1, 1.25, 1.5])
     query = 1 * side + 2
@@ -551,7 +551,7 @@ def multiply_adds(rpe: nn.Module, windows: int) -> int:
     q, k = content(rpe, windows, rpe.geometry)
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         rpe(q, k, rpe.geometry)
-        if rpe.adds_values:
+        if rpe.gives('values'):
             rpe.values(torch.rand(windows, rpe.num_heads, q.shape[2], k.shape[2]), rpe.geometry)
     return counter.get_total_flops() // 2
 
@@ -582,7 +582,7 @@ def depends_on_content(rpe: nn.Module) -> bool:
 
 def fused(rpe: nn.Module) -> str:
     """What fused attention must be able to do."""
-    if rpe.adds_values:
+    if rpe.gives('values'):
         return 'no, needs the weights'
     bias = rpe(*content(rpe, 2, rpe.geometry), rpe.geometry)[2]
     if bias is None:

@@ -70,6 +70,9 @@ class Task:
         self.heads = pick_heads(self.layers, args.heads)
         self.sample: Sample = (sample_of_file(self.cfg, self.subject.model, args.image) if args.image else
                                next(samples_of_data(self.cfg, self.subject.model, 1)))
+        size = self.sample.picture.shape[:2]
+        self.windows = [layer.windows.geometry(layer.map_size(size)).query_size
+                        for layer in self.all_layers if layer.index == 0]
         height, width = self.sample.file_size
         self.point = args.point or (height // 2, width // 2)
         if not (0 <= self.point[0] < height and 0 <= self.point[1] < width):
@@ -77,13 +80,13 @@ class Task:
                              f'{self.point[0]} {self.point[1]}')
 
     def bias(self) -> Drawn:
-        figure, sentences = draw_bias(self.backbone, self.sample.images, self.layers, self.heads)
+        figure, sentences = draw_bias(self.backbone, self.sample.images, self.layers, self.heads, self.sample.extents)
         return figure, ['What the encoding adds to the logit of a query in the middle and a key at each offset, less '
                         "the head's mean, which softmax does not see.", *sentences]
 
     def attention(self) -> Drawn:
         figure = draw_attention(self.backbone, self.sample.images, self.sample.picture,
-                                self.sample.place_of(self.point), self.layers, self.heads)
+                                self.sample.place_of(self.point), self.layers, self.heads, self.sample.extents)
         return figure, [
             f'Where the point y={self.point[0]}, x={self.point[1]} (star) looks. Tokens without colour are none of its '
             'keys. White lines are the borders of windows, shifted ones cut at the seam; the yellow frame is the '
@@ -92,14 +95,14 @@ class Task:
         ]
 
     def windows(self) -> Drawn:
-        return draw_windows(self.backbone, self.sample.images, self.sample.picture), [
+        return draw_windows(self.backbone, self.sample.images, self.sample.picture, self.sample.extents), [
             'The windows of each stage. Those at the seam of a shift are made of pieces from different sides of the '
             'image, which do not see each other: pieces with one number are one window. Windows that would hold batch '
-            'padding alone are not computed.'
+            'padding alone are left out.'
         ]
 
     def distance(self) -> Drawn:
-        return draw_distance(self.backbone, self.sample.images, self.all_layers), [
+        return draw_distance(self.backbone, self.sample.images, self.all_layers, self.sample.extents), [
             'How far away the keys of a query lie, weighted by attention, as the mean over all queries of the image, '
             'for every head. A pooled neighbour counts with the centre of its window.'
         ]
@@ -112,8 +115,8 @@ class Task:
             samples = list(samples_of_data(self.cfg, self.subject.model, number))
             source = f'{len(samples)} image{"s" * (len(samples) > 1)} of the val data set'
         progress = tqdm(islice(cycle(samples), number), total=number, desc='gradients', unit='image')
-        fields = receptive_fields(self.backbone, (sample.images for sample in progress))
-        figure = draw_fields(fields, [stage.window_size for stage in self.backbone.stages])
+        fields = receptive_fields(self.backbone, ((sample.images, sample.extents) for sample in progress))
+        figure = draw_fields(fields, self.windows)
         return figure, [
             'How much one output token of each stage depends on each pixel: the root of the mean square of the '
             f'gradient, over {number} random sums of its channels and {source}. White: a window around the token; '
@@ -153,7 +156,7 @@ def main(argv: Sequence[str] | None = None) -> list[Path]:
         'Image': f'{task.sample.name}, {"x".join(map(str, task.sample.picture.shape[:2]))} px as the model gets it, '
                  f'in a batch of {images[0]}x{images[1]} px',
         'Backbone': f'{len(task.all_layers)} layers in {len(task.backbone.stages)} stages, windows '
-                    + ', '.join(f'{h}x{w}' for h, w in (stage.window_size for stage in task.backbone.stages))
+                    + ', '.join(f'{h}x{w}' for h, w in task.windows)
     }
     write_page(out / 'index.html', f'Attention and position encoding of {name}', facts, sections)
     print(f'page: {out / "index.html"}')

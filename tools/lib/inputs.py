@@ -38,6 +38,11 @@ class Sample(NamedTuple):
     name: str
     file_size: tuple[int, int]
 
+    @property
+    def extents(self) -> tuple[tuple[int, int], ...] | None:
+        """Height and width of the image's content in ``images``, one pair; None means all of it."""
+        return get_extents(self.images)
+
     def place_of(self, point: tuple[int, int]) -> tuple[int, int]:
         """Row and column in ``picture`` of a pixel of the file."""
         return tuple(at * side // of for at, side, of in zip(point, self.picture.shape, self.file_size))
