@@ -6,8 +6,7 @@ products, those of attention included, and nothing else. RoI heads get as many p
 mask heads as many detections, as a rule 1000 and 100. A stage's row has its patch merging and position encodings too.
 
 Window padding counts where it is computed: SwinRPE attends over it but does not project it, mm's SwinTransformer does
-both. So do keys of a halo: of those that no query of a window sees, such as those outside the image, a CPU computes
-none, save for encodings that look at the keys.
+both. So do keys of a halo that no query of a window sees, such as those outside the image.
 
 Swin's paper has 267 G for Mask R-CNN and 945 G for UPerNet, both on Swin-T. That is with mm's SwinTransformer, and with
 one or two operations per number for norms, ReLU and the biases of convolutions, which are 0.3 and 0.6 G.

@@ -33,13 +33,12 @@ def count_multiply_adds(model: nn.Module, images: Tensor, run: Callable[[Tensor]
     """Count the multiply-adds of convolutions and matrix products, attention's two among them, in a forward pass.
 
     Norms, activations, biases, softmax and resizing are not products and count nothing. Window padding counts where it
-    is computed: SwinRPE projects no padding, but windows attend with all their slots; mm's ``SwinTransformer`` projects
-    padding too.
+    is computed: SwinRPE projects none, but windows attend with all their slots and keys; mm's ``SwinTransformer``
+    projects padding too.
 
-    The pass is one that could be followed by a backward pass, and all modules have hooks, so that no model takes
-    kernels that hide products, or passes its own layers by. PyTorch's ``FlopCounterMode`` sees each product, which then
-    is not computed but gives zeros; nothing is saved for a backward pass. So a count takes seconds, and the memory of
-    inference.
+    The pass is one that could be followed by a backward pass, so that no model takes kernels that hide products.
+    PyTorch's ``FlopCounterMode`` sees each product, which then is not computed but gives zeros; nothing is saved for a
+    backward pass. So a count takes seconds, and the memory of inference.
 
     Args:
         model (nn.Module): The model, in ``eval`` mode and on the CPU.
@@ -76,15 +75,12 @@ def count_multiply_adds(model: nn.Module, images: Tensor, run: Callable[[Tensor]
     modules = {name: module for name, module in model.named_modules() if name}
     for name, module in modules.items():
         module.forward = credited(name, module.forward)
-    hooks = [module.register_forward_hook(_nothing) for module in modules.values()]
     try:
         with torch.enable_grad(), saved_tensors_hooks(_nothing, _nothing), sdpa_kernel(SDPBackend.MATH):
             with _ZeroProducts(), counter:
                 (run or model)(images)
                 settle()
     finally:
-        for hook in hooks:
-            hook.remove()
         for module in modules.values():
             del module.forward
 
