@@ -7,6 +7,7 @@ from oracles.official import official_state, offset_index
 from tiny import load_tool
 
 from swin_rpe_mm import InputError, SwinRPE
+from swin_rpe_mm.checkpoints import to_mm_names
 
 OFFICIAL = {name: SMALL[name] for name in ('embed_dims', 'depths', 'num_heads')}
 
@@ -47,7 +48,8 @@ def test_official_file_to_ours(convert, tmp_path, capsys):
 def test_rectangular_window_of_an_official_file(convert, tmp_path):
     """Its index buffers tell it; the converted file notes it, and loads into another window as the original does."""
     state = model_of((3, 5)).state_dict()
-    bare = dict(state) | {key.replace('bias_table', 'index'): offset_index((3, 5)) for key in state if 'table' in key}
+    bare = to_mm_names(state, state._metadata)
+    bare |= {key.replace('bias_table', 'index'): offset_index((3, 5)) for key in bare if 'table' in key}
     convert([saved(bare, tmp_path / 'bare.pth'), str(tmp_path / 'ours.pth')])
     models = [SwinRPE(**SMALL, window_size=4) for _ in range(2)]
     models[0].load_state_dict(state)

@@ -13,6 +13,7 @@ from mmengine.structures import BaseDataElement
 from torch import Tensor, nn
 
 from ...errors import InputError
+from ..extents import attach_extents, get_extents
 from .crop import cut_image, cut_sample, known_extents
 from .feature_cache import attach_features, cut_features
 from .joint_batch_norm import run_side_by_side
@@ -165,7 +166,9 @@ def _alone(model: nn.Module, inputs: Tensor, samples: Optional[Samples],
     sizes = [fill_up(extent, multiple, size) for extent in extents]
     images = [cut_image(inputs, i, *each) for i, each in enumerate(zip(extents, sizes))]
     if len(images) > 1 and getattr(getattr(backbone, 'config', None), 'mask_padding', False):
-        for image, maps in zip(images, cut_features(backbone(inputs, extents), backbone.output_strides, sizes)):
+        # on the batch, since what is made of a backbone may take nothing but images
+        batch = inputs if get_extents(inputs) else attach_extents(inputs.view_as(inputs), extents)
+        for image, maps in zip(images, cut_features(backbone(batch), backbone.output_strides, sizes)):
             attach_features(image, backbone, maps)
     return images
 
