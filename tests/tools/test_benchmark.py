@@ -130,7 +130,7 @@ def test_only_swinrpe_is_told_the_extents():
     case = Case.of_images([(50, 70), (64, 40)])
     assert case.size == (64, 96) and str(case) == '2 in 64x96: 50x70 64x40'
     images = case.images(FLOAT32)
-    assert get_extents(images) == ((50, 70), (64, 40))
+    assert type(images) is torch.Tensor
     assert images[0, :, 50:].abs().max() == images[1, :, :, 40:].abs().max() == 0 < images[1, :, 63, 39].abs().min()
     seen = []
     for is_peer in (False, True):

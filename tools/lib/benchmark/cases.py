@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from swin_rpe_mm.errors import InputError
-from swin_rpe_mm.mm.extents import attach_extents
 
 PATCH = 4
 DIVISOR = 32  # that mm pads a batch to
@@ -84,13 +83,12 @@ class Case:
         return f'{len(self.extents)} x {name_of(self.size)}'
 
     def images(self, numbers: Numbers) -> Tensor:
-        """Noise with zeros as padding, and with extents where there is padding."""
+        """Noise with zeros as padding, without extents."""
         generator = torch.Generator().manual_seed(0)
         images = torch.randn(len(self.extents), 3, *self.size, generator=generator)
         for image, (h, w) in zip(images, self.extents):
             image[:, h:] = image[:, :, w:] = 0
-        images = images.to(numbers.device, numbers.stored)
-        return attach_extents(images, self.extents) if self.is_padded else images
+        return images.to(numbers.device, numbers.stored)
 
     def tokens(self, stage: int) -> int:
         """Tokens of a stage that hold a part of an image."""

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from swin_rpe_mm import SwinRPE
+from swin_rpe_mm import SwinRPE, attach_extents
 from swin_rpe_mm.errors import InputError
 from swin_rpe_mm.models.config import ARCHS
 from tools.lib import peers
@@ -108,8 +108,8 @@ class Contestant:
     def step(self, model: nn.Module, case: Case, numbers: Numbers, mode: str) -> Callable[[], Sequence[Tensor]]:
         """A forward pass, or one with a backward pass, which leaves gradients behind until the next begins."""
         images = case.images(numbers)
-        if self.is_peer:
-            images = images.detach()  # without extents
+        if case.is_padded and not self.is_peer:
+            images = attach_extents(images, case.extents)
         model.train(mode == 'training')  # mmdet's returns nothing
 
         def inference() -> Sequence[Tensor]:
