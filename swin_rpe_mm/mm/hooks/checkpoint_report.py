@@ -6,6 +6,7 @@ from collections import OrderedDict
 from mmengine.hooks import Hook
 from mmengine.model import BaseTTAModel, is_model_wrapper
 from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
 
 from ...checkpoints import LoadReport, find_prefix, innermost, unwrap
 from ...errors import InputError
@@ -18,27 +19,36 @@ class CheckpointReportHook(Hook):
     """Log in one line how much of a checkpoint the model took; raise ``InputError`` if it took nothing.
 
     What counts is which tensors of the model were written, after every conversion and resizing that its parts do at
-    load: a key of the right name but of another shape is missing.
+    load: a key of the right name but of another shape is missing. Tensors of a sharded model do not tell; there names
+    count, and another shape is PyTorch's error.
     """
+    _model = None
 
     def before_run(self, runner) -> None:
         model = runner.model
         while is_model_wrapper(model) or isinstance(model, BaseTTAModel):
             model = model.module
-        self._model, self._runner, self._versions = model, runner, None
-        model.register_load_state_dict_post_hook(self._after_load)
+        if model is not self._model:
+            self._model, self._runner, self._versions = model, runner, None
+            model.register_load_state_dict_post_hook(self._after_load)
 
     def after_load_checkpoint(self, runner, checkpoint: dict) -> None:
+        self.before_run(runner)  # FlexibleRunner loads before it tells its hooks that the run begins
         self._weights_only = not {'meta', 'message_hub'} <= set(checkpoint)
         _name_weights(self._model, checkpoint)
-        self._versions = _versions(self._model)
+        self._names = set(innermost(checkpoint))
+        self._versions = {} if _is_sharded(self._model) else _versions(self._model)
 
     def _after_load(self, model: nn.Module, incompatible) -> None:
         if self._versions is None:
             return
         before, self._versions = self._versions, None
-        matched = [key for key, version in _versions(model).items() if version != before[key]]
-        report = LoadReport(matched, sorted(set(before) - set(matched)), sorted(incompatible.unexpected_keys))
+        if before:
+            matched = [key for key, version in _versions(model).items() if version != before[key]]
+            missing = set(before) - set(matched)
+        else:
+            matched, missing = self._names - set(incompatible.unexpected_keys), incompatible.missing_keys
+        report = LoadReport(sorted(matched), sorted(missing), sorted(incompatible.unexpected_keys))
         source = f'checkpoint {self._runner.cfg.get("load_from") or ""}'.strip()
         report.check(source, f'the model ({type(model).__name__})')
         if self._runner.cfg.get('resume') and self._weights_only:
@@ -64,6 +74,10 @@ def _name_weights(model: nn.Module, checkpoint: dict) -> None:
     named = OrderedDict((place + key, value) for key, value in weights.items())
     named._metadata = {(place + key).rstrip('.'): value for key, value in getattr(weights, '_metadata', {}).items()}
     checkpoint['state_dict'] = named
+
+
+def _is_sharded(model: nn.Module) -> bool:
+    return any(isinstance(module, FullyShardedDataParallel) for module in model.modules())
 
 
 def _versions(model: nn.Module) -> dict[str, int]:
