@@ -94,8 +94,11 @@ def _at_paths(weights: Dict[str, Tensor], backbone: Swin, model: Mapping, noted:
         apart = {key: kind for key, kind in _kinds(weights, backbone, noted['encodings']).items() if key in model}
     elif noted:  # in files of earlier versions, what is Swin's has mm's names
         apart = {key: 'another encoding' for key in weights if key.startswith(swin_places(backbone))}
-    return to_paths({f'{key} of {apart[key]}' if key in apart else key: value for key, value in weights.items()},
-                    backbone, model)
+    else:
+        elsewhere = {key: value for key, value in weights.items() if key not in model}
+        weights = {key: value for key, value in weights.items() if key in model} | to_mm_names(elsewhere, {})
+    weights = {f'{key} of {apart[key]}' if key in apart else key: value for key, value in weights.items()}
+    return to_paths(weights, backbone)
 
 
 def _kinds(weights: Mapping, backbone: Swin, encodings: Mapping) -> Dict[str, str]:

@@ -6,7 +6,7 @@ key is the path of a parameter: ``attn.w_msa.rpe.relative_position_bias_table`` 
 have mm's names.
 """
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Dict, Iterator, Optional, Tuple
 
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ _IN_MM_PLACE = {TABLE: (TableRPE, DERIVED_BUFFERS[0]), 'cpb_mlp': (LogCPB, DERIV
 _ATTENTION = r'(?P<attention>.*\.attn\.w_msa\.)'
 _OF_ENCODING = re.compile(rf'{_ATTENTION}(?P<encoding>.+)\.(?P<name>{TABLE}$|cpb_mlp(?=\.)).*')
 _OF_ATTENTION = re.compile(
-    rf'{_ATTENTION}(rpe\.)?(?P<rest>(?P<name>{TABLE}$|{"|".join(DERIVED_BUFFERS)}|cpb_mlp(?=\.)).*)')
+    rf'{_ATTENTION}(?P<rest>(?P<name>{TABLE}$|{"|".join(DERIVED_BUFFERS)}|cpb_mlp(?=\.)).*)')
 
 
 def to_mm_names(weights: Mapping, noted: Mapping) -> Dict[str, Tensor]:
@@ -47,19 +47,18 @@ def to_mm_names(weights: Mapping, noted: Mapping) -> Dict[str, Tensor]:
     return {moved.get(key, key): value for key, value in weights.items()}
 
 
-def to_paths(weights: Mapping, model: Optional[nn.Module] = None, keys: Collection[str] = ()) -> Dict[str, Tensor]:
+def to_paths(weights: Mapping, model: Optional[nn.Module] = None) -> Dict[str, Tensor]:
     """mm's names as paths.
 
     Args:
         weights (Mapping): Tensors by name.
         model (nn.Module, optional): The backbone that they are for. None means one encoding in each attention. What
             has no place in the model keeps its name, but for buffers, which are left out.
-        keys (Collection[str]): The model's own, which stay as they are.
     """
     places = None if model is None else dict(_places(model))
     result = {}
     for key, value in weights.items():
-        match = None if key in keys else _OF_ATTENTION.fullmatch(key)
+        match = _OF_ATTENTION.fullmatch(key)
         if match is None:
             result[key] = value
             continue
