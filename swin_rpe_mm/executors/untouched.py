@@ -7,12 +7,21 @@ from torch.autograd import forward_ad
 from torch.nn.modules import activation
 from torch.nn.modules import module as hooks_of_all
 
-from ..models import FFN, PatchEmbed, PatchMerging, ShiftedWindowAttention, SwinBlock, SwinStage, WindowAttention
+from ..models import (
+    FFN,
+    DropPath,
+    PatchEmbed,
+    PatchMerging,
+    ShiftedWindowAttention,
+    SwinBlock,
+    SwinStage,
+    WindowAttention,
+)
 from ..rpe import DynamicRPE, RelativePositionEncoding
 from ..rpe.sum import SumRPE
 
 _HOOKS = ('_forward_hooks', '_forward_pre_hooks', '_backward_hooks', '_backward_pre_hooks')
-_OURS = (FFN, PatchEmbed, PatchMerging, ShiftedWindowAttention, SwinBlock, SwinStage, WindowAttention)
+_OURS = (DropPath, FFN, PatchEmbed, PatchMerging, ShiftedWindowAttention, SwinBlock, SwinStage, WindowAttention)
 _KNOWN = {kind: kind.forward for kind in (
     *_OURS, nn.Conv2d, nn.Dropout, nn.Identity, nn.LayerNorm, nn.Linear, nn.ModuleList, nn.ParameterList, nn.Sequential,
     *(getattr(activation, name) for name in activation.__all__ if name != 'MultiheadAttention')

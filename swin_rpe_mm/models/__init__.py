@@ -1,5 +1,5 @@
 """The plain Swin, in the paper's words and order."""
-from .block import FFN, ShiftedWindowAttention, SwinBlock, WindowAttention
+from .block import FFN, DropPath, ShiftedWindowAttention, SwinBlock, WindowAttention
 from .config import ARCHS, SwinConfig
 from .patch import PatchEmbed, PatchMerging
 from .sequence import BlockLocalAttention
@@ -7,6 +7,6 @@ from .stage import SwinStage
 from .swin import Swin
 
 __all__ = [
-    'ARCHS', 'BlockLocalAttention', 'FFN', 'PatchEmbed', 'PatchMerging', 'ShiftedWindowAttention', 'Swin', 'SwinBlock',
+    'ARCHS', 'BlockLocalAttention', 'DropPath', 'FFN', 'PatchEmbed', 'PatchMerging', 'ShiftedWindowAttention', 'Swin', 'SwinBlock',
     'SwinConfig', 'SwinStage', 'WindowAttention'
 ]

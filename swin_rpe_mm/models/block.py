@@ -9,7 +9,7 @@ from mmengine.model import BaseModule
 from torch import Tensor, nn
 
 from ..errors import InputError
-from ..rpe import RelativePositionEncoding, RPEConfig, build_rpe
+from ..rpe import RPEConfig, build_rpe
 from ..rpe.interpolate import check_mode
 from ..rpe.replacing import Replaced
 from ..windows import WindowGeometry, WindowLayout
@@ -43,7 +43,7 @@ class SwinBlock(BaseModule):
         super().__init__()
         norm_cfg = norm_cfg or dict(type='LN')
         self.norm_after = norm_after
-        self.drop_path_rate = drop_path_rate
+        self.drop_path = DropPath(drop_path_rate) if drop_path_rate else nn.Identity()
         self.norm1 = build_norm_layer(norm_cfg, embed_dims)[1]
         self.attn = ShiftedWindowAttention(embed_dims=embed_dims, proj_drop_rate=drop_rate, **attention)
         self.norm2 = build_norm_layer(norm_cfg, embed_dims)[1]
@@ -58,19 +58,32 @@ class SwinBlock(BaseModule):
         Returns:
             Tensor: ``(B, L, C)``.
         """
-        rate = self.drop_path_rate if self.training else 0.
         if self.norm_after:
-            x = x + drop_path(self.norm1(self.attn(x, layout)), rate)
-            return x + drop_path(self.norm2(self.ffn(x)), rate)
-        x = x + drop_path(self.attn(self.norm1(x), layout), rate)
-        return x + drop_path(self.ffn(self.norm2(x)), rate)
+            x = x + self.drop_path(self.norm1(self.attn(x, layout)))
+            return x + self.drop_path(self.norm2(self.ffn(x)))
+        x = x + self.drop_path(self.attn(self.norm1(x), layout))
+        return x + self.drop_path(self.ffn(self.norm2(x)))
 
 
-def drop_path(branch: Tensor, rate: float) -> Tensor:
-    """Drop whole images of a residual branch ``(B, L, C)`` with a probability; the others grow by as much."""
-    if not rate:
-        return branch
-    return branch * branch.new_empty(branch.shape[0], 1, 1).bernoulli_(1 - rate).div_(1 - rate)
+class DropPath(nn.Module):
+    """Drop whole images of a residual branch, in training; the others grow by as much.
+
+    Args:
+        rate (float): Probability in (0, 1).
+    """
+
+    def __init__(self, rate: float):
+        super().__init__()
+        self.rate = rate
+
+    def forward(self, branch: Tensor) -> Tensor:
+        """``(B, L, C)`` to ``(B, L, C)``."""
+        if not self.training:
+            return branch
+        return branch * branch.new_empty(branch.shape[0], 1, 1).bernoulli_(1 - self.rate).div_(1 - self.rate)
+
+    def extra_repr(self) -> str:
+        return f'rate={self.rate}'
 
 
 class FFN(BaseModule):
@@ -201,7 +214,7 @@ class WindowAttention(BaseModule):
             k, v, bias = self.append_pooled(q, k, v, bias, pooled)
 
         values = None
-        if self.rpe is not None and type(self.rpe).values is not RelativePositionEncoding.values:
+        if self.rpe is not None and self.rpe.gives('values'):
             def values(weights: Tensor) -> Optional[Tensor]:
                 return self.rpe.values(weights[..., :own_keys], layout.geometry)
         dropout = self.attn_drop_rate if self.training else 0.

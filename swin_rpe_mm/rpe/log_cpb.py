@@ -57,7 +57,7 @@ class LogCPB(RelativePositionEncoding):
         self.pretrained_window_size = tuple(size or own for size, own in zip(sizes, self.window_size))
         self.log = log
         self.cpb_mlp = nn.Sequential(
-            nn.Linear(axes, hidden_dims), nn.ReLU(inplace=True), nn.Linear(hidden_dims, self.num_heads, bias=False))
+            nn.Linear(axes, hidden_dims), nn.ReLU(), nn.Linear(hidden_dims, self.num_heads, bias=False))
         self.init_weights()
         self._register_state_dict_hook(_note_window)
         self._register_load_state_dict_pre_hook(_adopt_window, with_module=True)

@@ -23,7 +23,7 @@ def attend_windows(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor], visi
     if same and not trained and k.shape[2] < current().few_keys:
         weights = weights_by_heads(q, k, bias, visible, scale)
         return values_by_heads(F.dropout(weights, dropout, inplace=True), v)
-    if bias is not None and bias.requires_grad:  # there is no fused kernel for it, and PyTorch's own is slower
+    if trained:  # the fused kernel gives no gradient of the bias, and none of second order
         return attend(q * scale, k, v, bias, visible, dropout)
     mask = None
     if bias is not None:

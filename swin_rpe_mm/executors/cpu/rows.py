@@ -5,7 +5,7 @@ import torch
 import torch.utils.checkpoint as cp
 from torch import Tensor, nn
 
-from ...models import SwinBlock, WindowAttention
+from ...models import DropPath, SwinBlock, WindowAttention
 from ...models.block import attend as attention_plain
 from ...models.block import mean_neighbours
 from ...rpe import RelativePositionEncoding
@@ -94,8 +94,8 @@ def run_rows(block: SwinBlock, layers: Layers, x: Tensor, layout: PackedLayout, 
 
 def draw_images(block: SwinBlock, x: Tensor, batch_size: int) -> Sequence[Optional[Tensor]]:
     """Drop path: for both branches a factor of each image, ``(batch_size, )``, or None where all would be 1; the same
-    numbers as :func:`~swin_rpe_mm.models.block.drop_path` draws."""
-    rate = block.drop_path_rate if block.training else 0.
+    numbers as :class:`~swin_rpe_mm.models.DropPath` draws."""
+    rate = block.drop_path.rate if isinstance(block.drop_path, DropPath) and block.drop_path.training else 0.
     return [x.new_empty(batch_size).bernoulli_(1 - rate).div_(1 - rate) if rate else None for _ in range(2)]
 
 
