@@ -23,6 +23,8 @@ PAIRS = {
     'ade20k/swin-rpe-tiny-patch4-window7-in1k-pre_upernet_8xb2-160k_ade20k-512x512.py':
     (mmseg, 'swin-tiny-patch4-window7-in1k-pre_upernet_8xb2-160k_ade20k-512x512.py'),
 }
+# of a size that is not published with this recipe
+UNPUBLISHED = {'coco/mask-rcnn_swin-rpe-l-p4-w12-in22k_fpn_fsdp-ms-crop-3x_coco.py'}
 # what a run is made of; further names in a config are variables that these were made with
 SETTINGS = ('model', 'train_dataloader', 'val_dataloader', 'test_dataloader', 'train_cfg', 'val_cfg', 'test_cfg',
             'optim_wrapper', 'param_scheduler', 'val_evaluator', 'test_evaluator', 'default_hooks', 'default_scope',
@@ -54,7 +56,7 @@ def plain(node):
 
 def test_every_benchmark_config_is_compared():
     found = {str(path.relative_to(CONFIGS)) for folder in ('coco', 'ade20k') for path in CONFIGS.glob(f'{folder}/*.py')}
-    assert found == set(PAIRS)
+    assert found == set(PAIRS) | UNPUBLISHED
 
 
 @every_pair
