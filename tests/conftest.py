@@ -7,6 +7,11 @@ from oracles.compare import FIGURES, record
 from swin_rpe_mm.mm.configs import has_ops
 
 
+def pytest_configure():
+    """One thread, for fixtures of modules too, which are made before those of a test."""
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(autouse=True)
 def _seeded():
     """One thread and one seed: a test gives the same numbers alone, in any order and on any machine."""
