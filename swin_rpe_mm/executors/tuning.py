@@ -10,7 +10,7 @@ class Tuning:
 
     Attributes:
         tokens_at_once (int): Tokens of the windows taken at a time: with many more, what is made of them leaves it.
-        values_at_once (int): And of these, channels times tokens; twice as many in training, for the weights' gradients.
+        values_at_once (int): And of these, channels times tokens; twice as many in training.
         rows_at_once (int): Rows that a single layer takes at a time.
         keys_at_once (int): Where windows share keys: keys gathered at a time, about as many as a large map has tokens.
         keys_in_cache (int): The same in inference.

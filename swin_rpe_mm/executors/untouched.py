@@ -27,6 +27,7 @@ _KNOWN = {kind: kind.forward for kind in (
     *(getattr(activation, name) for name in activation.__all__ if name != 'MultiheadAttention')
 )}
 # an encoding of any class may be asked for its bias, if it answers as these do
+_LISTS = (nn.ModuleList.forward, nn.Sequential.forward)
 _FORWARDS = (RelativePositionEncoding.forward, SumRPE.forward, DynamicRPE.forward)
 _peek_transform = getattr(getattr(torch._C, '_functorch', None), 'peek_interpreter_stack', lambda: None)
 _active_mode = getattr(getattr(torch.utils, '_python_dispatch', None), '_get_current_dispatch_mode', lambda: None)
@@ -58,8 +59,7 @@ def why_not_untouched(module: nn.Module, name: str = '', recurse: bool = True) -
     for path, part in module.named_modules(prefix=name) if recurse else [(name, module)]:
         path = path or type(part).__name__
         kind = type(part)
-        if _KNOWN.get(kind) is not kind.forward and not (isinstance(part, RelativePositionEncoding) and kind.forward in _FORWARDS) \
-                and not _is_list(part):
+        if not _is_known(part):
             return f'{path} is a {kind.__name__}, which only its own call computes'
         if 'forward' in vars(part):
             return f'{path} has a forward of its own'
@@ -71,7 +71,11 @@ def why_not_untouched(module: nn.Module, name: str = '', recurse: bool = True) -
     return None
 
 
-def _is_list(module: nn.Module) -> bool:
-    """mmengine's containers are torch's, with weights to draw."""
-    return isinstance(module, (nn.ModuleList, nn.Sequential)) and type(module).forward in (
-        nn.ModuleList.forward, nn.Sequential.forward)
+def _is_known(module: nn.Module) -> bool:
+    """Whether what it computes is known here: by its very class, or by the forward that an encoding or list inherits."""
+    forward = type(module).forward
+    if isinstance(module, RelativePositionEncoding):
+        return forward in _FORWARDS
+    # mmengine's containers are torch's, with weights to draw
+    lists = isinstance(module, (nn.ModuleList, nn.Sequential)) and forward in _LISTS
+    return lists or _KNOWN.get(type(module)) is forward

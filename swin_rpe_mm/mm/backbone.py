@@ -24,7 +24,8 @@ _OPTIONS = ('type', 'checkpoint', 'prefix', 'trust', 'map_location')
 class SwinRPE(Swin):
     """Swin Transformer with masks that know about padding and a choice of relative position encodings.
 
-    Takes every argument of mmdet's ``SwinTransformer``, loads its checkpoints and gives outputs of the same shapes. With ``mask_padding=False`` it computes the same numbers.
+    Takes every argument of mmdet's ``SwinTransformer``, loads its checkpoints and gives outputs of the same shapes.
+    With ``mask_padding=False`` it computes the same numbers.
 
     Args:
         arch (str): ``nano``, ``tiny``, ``small``, ``base`` or ``large``: gives ``embed_dims``, ``depths`` and

@@ -7,6 +7,6 @@ from .stage import SwinStage
 from .swin import Swin
 
 __all__ = [
-    'ARCHS', 'BlockLocalAttention', 'DropPath', 'FFN', 'PatchEmbed', 'PatchMerging', 'ShiftedWindowAttention', 'Swin', 'SwinBlock',
-    'SwinConfig', 'SwinStage', 'WindowAttention'
+    'ARCHS', 'BlockLocalAttention', 'DropPath', 'FFN', 'PatchEmbed', 'PatchMerging', 'ShiftedWindowAttention', 'Swin',
+    'SwinBlock', 'SwinConfig', 'SwinStage', 'WindowAttention'
 ]

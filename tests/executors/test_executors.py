@@ -120,9 +120,10 @@ def test_drop_path_draws_what_the_plain_model_draws():
         assert_gradients(gradients, results[0][1])
 
 
-@pytest.mark.parametrize('options', [{}, dict(rpe=None), dict(arch='v2-nano'), dict(halo=2), dict(rpe=dict(type='RotaryRPE')),
-                                     dict(mask_padding=False),
-                                     dict(drop_path_rate=0.4), dict(with_cp=True)], ids=str)
+@pytest.mark.parametrize('options', [
+    {}, dict(rpe=None), dict(arch='v2-nano'), dict(halo=2), dict(rpe=dict(type='RotaryRPE')), dict(mask_padding=False),
+    dict(drop_path_rate=0.4), dict(with_cp=True)
+], ids=str)
 def test_second_derivatives(options):
     """A penalty on gradients, through whatever ran forward, is that of the plain model."""
     results = []
@@ -175,8 +176,8 @@ def test_one_that_was_asked_for_says_why_it_cannot(monkeypatch):
     monkeypatch.setattr('swin_rpe_mm.executors.print_log', lambda text, logger, level: said.append((level, text)))
     with torch.no_grad():
         build(backend='cpu_training')(pixels(1, 3, 41, 52))
-    assert said == [(logging.WARNING, 'SwinRPE: SwinBlock is computed by plain: not cpu_training, since no gradients are '
-                                      'wanted')]
+    sentence = 'SwinRPE: SwinBlock is computed by plain: not cpu_training, since no gradients are wanted'
+    assert said == [(logging.WARNING, sentence)]
 
 
 @pytest.mark.parametrize('backend', ['cpu', 'Plain', None, 3])

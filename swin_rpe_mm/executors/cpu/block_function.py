@@ -80,8 +80,8 @@ class _Block(torch.autograd.Function):
         parameters, saved = others[:12], others[12:]
         setting, needed = ctx.setting, ctx.needs_input_grad
         if torch.is_grad_enabled():  # a derivative of this one will be asked for
-            return differentiable(_written_out, (x, ctx.parts, setting, bias, keep_attention, keep_mlp, *parameters), grad,
-                                  needed)
+            arguments = (x, ctx.parts, setting, bias, keep_attention, keep_mlp, *parameters)
+            return differentiable(_written_out, arguments, grad, needed)
         norm1, qkv, proj, norm2, first, second = _pairs(parameters)
         norms = [[None if value is None else torch.zeros_like(value) for value in norm] for norm in (norm1, norm2)]
         of_qkv, of_proj, of_first, of_second = (

@@ -10,9 +10,9 @@ from typing import NamedTuple, Tuple
 import torch
 from torch import Tensor
 
+from ..tuning import current
 from .index_cache import index_cache
 from .packed import PackedLayout
-from ..tuning import current
 
 
 class Part(NamedTuple):
