@@ -8,7 +8,7 @@ import torch
 from oracles.official import official_state
 from tiny import draw_data, load_tool, write_config
 
-from swin_rpe_mm.checkpoints import read_checkpoint
+from swin_rpe_mm.checkpoints import read_checkpoint, to_mm_names
 
 SMALL = """
 model['backbone'] = dict(_delete_=True, type='{}', embed_dims=8, depths=[1, 2, 1, 1], num_heads=[1, 2, 2, 4],
@@ -70,7 +70,7 @@ def test_resume(trained: SimpleNamespace, ours: str, train_tool: Callable, tmp_p
     """A training that their backbone began ends with ours as it would have ended, optimizer and all."""
     train_tool([ours, '--work-dir', str(tmp_path / 'work'), '--resume', str(trained.first)])
     actual, expected = (read_checkpoint(path)['state_dict'] for path in (tmp_path / 'work/epoch_2.pth', trained.last))
-    first = read_checkpoint(trained.first)['state_dict']
+    actual, first = to_mm_names(actual, actual._metadata), read_checkpoint(trained.first)['state_dict']
     for name, value in actual.items():
         torch.testing.assert_close(value, expected[name], rtol=0, atol=1e-5)
     assert any((first[name] - value).abs().max() > 1e-4 for name, value in actual.items())
@@ -83,7 +83,8 @@ def test_start_from_a_backbone(ours: str, train_tool: Callable, tmp_path: Path):
     train_tool([ours, '--work-dir', str(tmp_path / 'work'), '--cfg-options', f'load_from={tmp_path}/classifier.pth',
                 'optim_wrapper.optimizer.lr=0.', 'train_cfg.max_epochs=1'])
     saved = read_checkpoint(tmp_path / 'work/epoch_1.pth')['state_dict']
-    expected = official({name: value for name, value in saved.items() if name.startswith('backbone.')})
+    named = to_mm_names(saved, saved._metadata)
+    expected = official({name: value for name, value in named.items() if name.startswith('backbone.')})
     for name, value in state.items():
         if name.startswith(('patch_embed.', 'layers.')) and not name.endswith(('index', 'attn_mask')):
             assert torch.equal(expected[f'backbone.{name}'], value), name
