@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import warnings
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
@@ -14,14 +15,25 @@ from swin_rpe_mm import SwinRPE
 from swin_rpe_mm.models import FFN, SwinBlock
 
 try:
-    from torch.distributed.fsdp import FSDPModule, fully_shard
+    from torch.distributed.fsdp import fully_shard
 except ImportError:
-    FSDPModule = fully_shard = None
+    fully_shard = None
 
-NO_FSDP2 = 'needs torch.distributed.fsdp.fully_shard, which PyTorch has from 2.6 on'
 PARTS = {'block': SwinBlock, 'ffn': FFN, 'linear': nn.Linear}
 SIZE = (44, 60)
 EXTENTS = (((44, 60), (31, 38)), ((23, 60), (44, 50)))  # of the images of either rank
+
+
+def cases(fast: list[tuple], slow: list[tuple]) -> list:
+    """Arguments of tests, the latter marked as slow."""
+    marked = [(case, ()) for case in fast] + [(case, pytest.mark.slow) for case in slow]
+    return [pytest.param(*case, marks=marks, id='-'.join(filter(None, case))) for case, marks in marked]
+
+
+def skip_without(way: str) -> None:
+    """Skip the test where this PyTorch does not know the way."""
+    if way == 'FSDP2' and fully_shard is None:
+        pytest.skip('needs torch.distributed.fsdp.fully_shard, which PyTorch has from 2.6 on')
 
 
 def build(arch: str = 'nano', seed: int = 0, **options) -> SwinRPE:

@@ -3,7 +3,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from sharded import EXTENTS, NO_FSDP2, build, fully_shard, images, joint_loss, loss, shard, worst
+from sharded import EXTENTS, build, cases, images, joint_loss, loss, shard, skip_without, worst
 from torch.distributed.checkpoint import DefaultLoadPlanner
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -16,12 +16,10 @@ from swin_rpe_mm import SwinRPE
 
 WHOLE = StateDictOptions(full_state_dict=True)  # with cpu_offload FSDP1 frees weights that are on the CPU already
 EXACT = torch.float64  # Adam makes large steps of gradients that are zero but for rounding
-CASES = [
-    *((way, part, 'nano') for way in ('FSDP2', 'FULL_SHARD') for part in ('block', 'linear')),
-    ('FSDP2', 'ffn', 'nano'),
-    *((way, 'block', 'v2-nano') for way in ('FSDP2', 'FULL_SHARD')),
-]
-every_case = pytest.mark.parametrize(('way', 'part', 'arch'), CASES, ids=map('-'.join, CASES))
+every_case = pytest.mark.parametrize(('way', 'part', 'arch'), cases(
+    [(way, 'block', 'nano') for way in ('FSDP2', 'FULL_SHARD')],
+    [*((way, 'linear', 'nano') for way in ('FSDP2', 'FULL_SHARD')), ('FSDP2', 'ffn', 'nano'),
+     *((way, 'block', 'v2-nano') for way in ('FSDP2', 'FULL_SHARD'))]))
 MODELS = [
     dict(arch='nano'),
     dict(arch='v2-nano', use_abs_pos_embed='window'),
@@ -95,11 +93,6 @@ def load(model: torch.nn.Module, optimizer: torch.optim.Optimizer, folder: str) 
     planner = DefaultLoadPlanner(flatten_sharded_tensors=False)
     dcp.load(state, checkpoint_id=folder + '/saved', planner=planner, no_dist=not dist.is_initialized())
     set_state_dict(model, optimizer, model_state_dict=state['model'], optim_state_dict=state['optimizer'])
-
-
-def skip_without(way: str) -> None:
-    if way == 'FSDP2' and fully_shard is None:
-        pytest.skip(NO_FSDP2)
 
 
 @every_case

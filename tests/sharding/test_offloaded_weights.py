@@ -1,5 +1,4 @@
 """Weights that come when a module is called and go afterwards: its ``forward`` is replaced on the instance."""
-from collections.abc import Callable
 from importlib.util import find_spec
 
 import pytest
@@ -76,32 +75,3 @@ def assert_same(plain: nn.Module, other: nn.Module, mode: str) -> None:
     with MODES[mode]():
         maps, expected = (model(images(0), EXTENTS[0]) for model in (other, plain))
     assert worst(maps, expected) < 1e-5
-
-
-@every_mode
-@pytest.mark.parametrize('arch', ['nano', 'v2-nano'])
-def test_every_kind_of_module_is_called_by_its_own_forward(mode, arch):
-    """Each alone, so that no other one makes an executor step aside."""
-    model = build(arch).train(mode == 'gradients')
-    with MODES[mode]():
-        expected = model(images(0), EXTENTS[0])
-    kinds = [name for name, module in model.named_modules()
-             if type(module).forward is not nn.Module.forward and next(module.parameters(), None) is not None
-             and not name.startswith(('stages.0.blocks.0', 'stages.1', 'stages.2', 'stages.3'))]
-    assert len(kinds) > 20
-    for name in kinds:
-        module, calls = model.get_submodule(name), []
-        module.forward = _counting(module.forward, calls)
-        with MODES[mode]():
-            assert worst(model(images(0), EXTENTS[0]), expected) < 1e-5, name
-        assert len(calls) == 1, name
-        del module.forward
-
-
-def _counting(forward: Callable, calls: list) -> Callable:
-
-    def count_and_call(*args, **kwargs):
-        calls.append(args)
-        return forward(*args, **kwargs)
-
-    return count_and_call

@@ -2,16 +2,27 @@
 import pytest
 import torch
 import torch.distributed as dist
-from sharded import EXTENTS, NO_FSDP2, build, fully_shard, images, joint_loss, loss, shard, whole_gradients, worst
+from sharded import (
+    EXTENTS,
+    build,
+    cases,
+    images,
+    joint_loss,
+    loss,
+    shard,
+    skip_without,
+    whole_gradients,
+    worst,
+)
 
-CASES = [
-    *((way, part, 'nano', '') for way in ('FSDP2', 'FULL_SHARD') for part in ('block', 'linear')),
+FAST = [(way, 'block', 'nano', '') for way in ('FSDP2', 'FULL_SHARD')]
+SLOW = [
+    *((way, 'linear', 'nano', '') for way in ('FSDP2', 'FULL_SHARD')),
     ('FSDP2', 'ffn', 'nano', ''),
     *((way, 'block', 'v2-nano', '') for way in ('FSDP2', 'FULL_SHARD')),
     *((way, 'block', 'nano', again) for way in ('FSDP2', 'FULL_SHARD') for again in ('with_cp', 'wrapper')),
     *((way, 'block', 'nano', '') for way in ('SHARD_GRAD_OP', 'NO_SHARD', 'HYBRID_SHARD')),
 ]
-IDS = ['-'.join(filter(None, case)) for case in CASES]
 
 
 def errors(way: str, part: str, arch: str, again: str) -> dict:
@@ -36,10 +47,9 @@ def errors(way: str, part: str, arch: str, again: str) -> dict:
     return found
 
 
-@pytest.mark.parametrize(('way', 'part', 'arch', 'again'), CASES, ids=IDS)
+@pytest.mark.parametrize(('way', 'part', 'arch', 'again'), cases(FAST, SLOW))
 def test_it_computes_the_same(together, way, part, arch, again):
     """On images of several sizes, other ones in each process."""
-    if way == 'FSDP2' and fully_shard is None:
-        pytest.skip(NO_FSDP2)
+    skip_without(way)
     for found in together(errors, way, part, arch, again):
         assert max(found.values()) < 1e-5, found
