@@ -6,7 +6,7 @@ import pytest
 import torch
 from mmengine.logging import MMLogger
 from mmengine.runner import load_checkpoint
-from oracles.cases import SMALL, pixels, randomise
+from oracles.cases import SMALL, in_mm_names, pixels, randomise
 from oracles.official import official_state
 from oracles.swin_v2 import randomise_v2
 
@@ -56,9 +56,12 @@ def official(window=3, **kwargs) -> dict:
 
 # ---- the five numbers ----
 
-def test_everything_matches(log):
-    state = small_model().state_dict()
-    small_model().load_state_dict(state)
+@pytest.mark.parametrize('names', [dict, in_mm_names])
+@pytest.mark.parametrize('kwargs', [{}, dict(arch='v2-nano'), dict(rpe=dict(type='DynamicRPE'))])
+def test_everything_matches(kwargs, names, log):
+    """What only moves into its encoding is not converted."""
+    state = names(small_model(**kwargs).state_dict())
+    small_model(**kwargs).load_state_dict(state)
     found = counts(log)
     assert found['matched'] == len(state) and found['missing'] == found['unexpected'] == 0
     assert found.get('converted', 0) == found.get('resampled', 0) == 0
