@@ -5,6 +5,8 @@ from typing import Any, List, Optional, Sequence, Tuple, Union
 
 import torch
 from mmengine.logging import print_log
+from mmengine.model import PretrainedInit, initialize
+from mmengine.registry import WEIGHT_INITIALIZERS
 from torch import Tensor, nn
 
 from ..checkpoints import load_pretrained, register_loading
@@ -16,7 +18,6 @@ from ..registry import MODELS, register_everywhere
 from .extents import Batch, Extents, check_extents, get_extents, plain
 from .per_image.feature_cache import get_features
 
-_INIT_TYPES = ('Caffe2Xavier', 'Constant', 'Kaiming', 'Normal', 'Pretrained', 'TruncNormal', 'Uniform', 'Xavier')
 _OPTIONS = ('type', 'checkpoint', 'prefix', 'trust', 'map_location')
 
 
@@ -198,11 +199,32 @@ class SwinRPE(Swin):
         Raises:
             InputError: If the checkpoint is not there or none of its keys matches, or ``init_cfg`` is none.
         """
-        if isinstance(self.init_cfg, dict) and 'checkpoint' in self.init_cfg:
-            one_of('type of init_cfg', self.init_cfg.get('type'), _INIT_TYPES)
-            for option in self.init_cfg:
-                one_of('option of init_cfg', option, _OPTIONS)
-            options = {key: value for key, value in self.init_cfg.items() if key != 'type'}
+        files, others = _files_and_others(self.init_cfg)
+        if others or not files:
+            self._draw_weights()
+            initialize(self, others)
+        for options in files:
             load_pretrained(self, **options)
-        else:
-            super().init_weights()
+
+
+def _files_and_others(init_cfg: Any) -> Tuple[List[dict], List[dict]]:
+    """The checkpoints that an ``init_cfg`` names, and what else it asks for.
+
+    Raises:
+        InputError: If something is mistyped.
+    """
+    given = [] if init_cfg is None else list(init_cfg) if isinstance(init_cfg, (list, tuple)) else [init_cfg]
+    files, others = [], []
+    for entry in given:
+        if not isinstance(entry, dict):
+            raise InputError(f'init_cfg must be None, a dict with a type, or a list of such dicts, got {init_cfg!r}')
+        kind = entry.get('type')
+        if not isinstance(kind, type):
+            one_of('type of init_cfg', kind, sorted(WEIGHT_INITIALIZERS.module_dict))
+        if kind not in ('Pretrained', PretrainedInit):
+            others.append(entry)
+            continue
+        for option in entry:
+            one_of('option of init_cfg', option, _OPTIONS)
+        files.append({key: value for key, value in entry.items() if key != 'type'})
+    return files, others

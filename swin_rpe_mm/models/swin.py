@@ -3,7 +3,7 @@ from typing import Any, List, Optional, Tuple
 
 import torch
 from mmcv.cnn import build_norm_layer
-from mmengine.model import BaseModule, ModuleList
+from mmengine.model import BaseModule, ModuleList, initialize
 from mmengine.model.weight_init import constant_init, trunc_normal_, trunc_normal_init
 from torch import Tensor, nn
 
@@ -231,7 +231,7 @@ class Swin(BaseModule):
         ``init_cfg`` changes those that it names afterwards."""
         self._draw_weights()
         if self.init_cfg is not None:
-            super().init_weights()
+            initialize(self, self.init_cfg)
 
     def _draw_weights(self) -> None:
         attentions = [module for module in self.modules() if isinstance(module, WindowAttention)]
