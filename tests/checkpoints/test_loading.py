@@ -4,6 +4,7 @@ import logging
 import pytest
 import torch
 from mmengine.logging import MMLogger
+from mmengine.model import PretrainedInit
 from oracles.cases import SMALL, pixels, randomise
 
 from swin_rpe_mm import InputError, SwinRPE
@@ -95,6 +96,67 @@ def test_init_cfg_of_a_plain_dict_and_of_a_config(source, tmp_path):
         model.init_weights()
         for a, b in zip(model(images), source(images)):
             assert torch.equal(a, b)
+
+
+def test_init_cfg_takes_a_map_location(source, tmp_path):
+    """As mm's configs have it."""
+    path = str(tmp_path / 'saved.pth')
+    torch.save(source.state_dict(), path)
+    model = SwinRPE(**SMALL, window_size=3, init_cfg=dict(type='Pretrained', checkpoint=path, map_location='meta'))
+    with pytest.raises(RuntimeError, match='meta tensor'):  # it is handed on
+        model.init_weights()
+    model.init_cfg['map_location'] = 'cpu'
+    model.init_weights()
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), source.parameters()))
+
+
+@pytest.mark.parametrize('init_cfg, words', [
+    (dict(type='Pretraind', checkpoint='a.pth'), ['type of init_cfg', "'Pretraind'", "did you mean 'Pretrained'"]),
+    (dict(checkpoint='a.pth'), ['type of init_cfg', 'Pretrained']),
+    (dict(type='Pretrained', checkpoint='a.pth', prefx='backbone'), ['option of init_cfg', "did you mean 'prefix'"]),
+    (dict(type='Kaimin', layer='Conv2d'), ['type of init_cfg', "did you mean 'Kaiming'"]),
+    (dict(layer='Conv2d'), ['type of init_cfg', 'Kaiming']),
+    ([dict(type='Normal', layer='Linear'), dict(type='Pretrain', checkpoint='a.pth')], ["did you mean 'Pretrained'"]),
+    ('a.pth', ['init_cfg', "'a.pth'"])])
+def test_mistyped_init_cfg(init_cfg, words):
+    with pytest.raises(InputError) as error:
+        SwinRPE(**SMALL, init_cfg=init_cfg).init_weights()
+    assert '\n' not in str(error.value) and all(word in str(error.value) for word in words)
+
+
+@pytest.mark.parametrize('type_', ['Pretrained', PretrainedInit])
+def test_a_checkpoint_among_other_initialisation(type_, source, tmp_path):
+    """What the file does not have is drawn; the file comes last wherever it stands, and is read as ours are."""
+    state = source.state_dict()
+    del state['norm3.weight'], state['norm3.bias']
+    torch.save(dict(model={f'a.b.{name}': value for name, value in state.items()}), tmp_path / 'saved.pth')
+    pretrained = dict(type=type_, checkpoint=str(tmp_path / 'saved.pth'), prefix='a.b')
+    model = SwinRPE(**SMALL, window_size=3, init_cfg=[pretrained, dict(type='Constant', layer='LayerNorm', val=0.25)])
+    model.init_weights()
+    assert (model.norm3.weight == 0.25).all()
+    assert all(torch.equal(model.state_dict()[name], value) for name, value in state.items())
+
+
+@pytest.mark.parametrize('kwargs', [
+    dict(arch='v2-nano'), dict(rpe=dict(type='DynamicRPE', rpe=dict(type='LogCPB'))),
+    dict(rpe=[dict(type='LogCPB'), dict(type='TableRPE')], use_abs_pos_embed='window')])
+def test_other_initialisation_comes_last(kwargs):
+    """What it does not name is drawn as ever; what it names, wherever it is, keeps its values."""
+    model = SwinRPE(**SMALL, **kwargs, init_cfg=[dict(type='Constant', layer='Linear', val=0.25),
+                                                 dict(type='Kaiming', layer='Conv2d')])
+    plain = SwinRPE(**SMALL, **kwargs)
+    for each in (model, plain):
+        torch.manual_seed(1)
+        for parameter in each.parameters():
+            parameter.data.fill_(7.)
+        each.init_weights()
+    linear = {f'{path}.weight' for path, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
+    for name, value in model.named_parameters():
+        if name in linear:
+            assert (value == 0.25).all(), name
+        elif not name.startswith('patch_embed.projection') and not name.endswith('bias'):
+            assert torch.equal(value, plain.get_parameter(name)), name
+    assert not torch.equal(model.patch_embed.projection.weight, plain.patch_embed.projection.weight)
 
 
 def test_init_weights_of_a_parent_loads_the_backbone(source, tmp_path):
