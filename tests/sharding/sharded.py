@@ -19,7 +19,7 @@ try:
 except ImportError:
     fully_shard = None
 
-PARTS = {'block': SwinBlock, 'ffn': FFN, 'linear': nn.Linear}
+PARTS = {'model': SwinRPE, 'block': SwinBlock, 'ffn': FFN, 'linear': nn.Linear}
 SIZE = (44, 60)
 EXTENTS = (((44, 60), (31, 38)), ((23, 60), (44, 50)))  # of the images of either rank
 
@@ -75,7 +75,7 @@ def shard(model: nn.Module, way: str, part: str, wrap_activations: bool = False)
     if way == 'FSDP2':
         mesh = init_device_mesh('cpu', (2, ))
         for module in reversed(list(model.modules())):
-            if isinstance(module, PARTS[part]):
+            if isinstance(module, PARTS[part]) and module is not model:
                 fully_shard(module, mesh=mesh)
         sharded = fully_shard(model, mesh=mesh)
     else:

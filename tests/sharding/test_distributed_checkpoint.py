@@ -9,6 +9,7 @@ from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
     get_state_dict,
+    set_model_state_dict,
     set_state_dict,
 )
 
@@ -146,3 +147,20 @@ def test_sharding_keeps_the_keys(together, way, wrap_activations):
     skip_without(way)
     expected = [list(SwinRPE(**options).state_dict()) for options in MODELS]
     assert together(keys, way, wrap_activations) == [expected, expected]
+
+
+def spread(way: str, folder: str) -> float:
+    model = shard(build(seed=2), way, 'block')
+    set_model_state_dict(model, torch.load(folder + '/whole.pth'), options=WHOLE)
+    with torch.no_grad():
+        return worst(model.eval()(images(0), EXTENTS[0]), torch.load(folder + '/maps.pth'))
+
+
+@pytest.mark.parametrize('way', ['FSDP2', 'FULL_SHARD'])
+def test_weights_in_one_piece_are_spread(together, tmp_path, way):
+    skip_without(way)
+    model = build(seed=1).eval()
+    with torch.no_grad():
+        torch.save(model(images(0), EXTENTS[0]), tmp_path / 'maps.pth')
+    torch.save(model.state_dict(), tmp_path / 'whole.pth')
+    assert max(together(spread, way, str(tmp_path))) < 1e-5
