@@ -124,6 +124,19 @@ def test_further_epochs(trained, train_tool, tmp_path):
     assert {int(state['step']) for state in checkpoint['optimizer']['state'].values()} == {12}
 
 
+def test_resume_with_another_window(trained, train_tool, tmp_path):
+    """Tables are read for it, and their running averages start anew; those of all else go on."""
+    train_tool([trained.config, '--work-dir', str(tmp_path / 'wider'), '--resume', trained.checkpoint, '--cfg-options',
+                'train_cfg.max_epochs=3', 'model.backbone.window_size=9'])
+    log = next((tmp_path / 'wider').glob('*/*.log')).read_text()
+    assert 'parameters of another shape than in the checkpoint, whose running averages start anew: 8' in log
+    checkpoint = load_checkpoint(tmp_path / 'wider/epoch_3.pth')
+    tables = [key for key in checkpoint['state_dict'] if key.endswith('relative_position_bias_table')]
+    assert [len(checkpoint['state_dict'][key]) for key in tables] == [17**2] * 8
+    steps = [int(state['step']) for state in checkpoint['optimizer']['state'].values()]
+    assert steps.count(4) == 8 and set(steps) == {4, 12}
+
+
 def test_only_whole_checkpoints_are_kept(trained, train_tool, tmp_path):
     train_tool([trained.config, '--work-dir', str(tmp_path / 'kept'), '--cfg-options',
                 'default_hooks.checkpoint.max_keep_ckpts=1', 'default_hooks.checkpoint.save_best=auto'])
