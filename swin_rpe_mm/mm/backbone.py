@@ -183,6 +183,19 @@ class SwinRPE(Swin):
             return None
         return torch.tensor(extents, device=images.device)
 
+    @property
+    def num_features(self) -> Tuple[int, ...]:
+        """Channels of each stage; this and those below have the names that mm's Swin gives them."""
+        return self.config.num_features
+
+    @property
+    def out_indices(self) -> Tuple[int, ...]:
+        return self.config.out_indices
+
+    @property
+    def frozen_stages(self) -> int:
+        return self.config.frozen_stages
+
     def run(self, module: nn.Module, *arguments: Any) -> Any:
         """Call a module, or have an executor compute its numbers."""
         return self._dispatcher.run(module, *arguments)
