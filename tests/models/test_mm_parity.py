@@ -3,7 +3,17 @@ from importlib import import_module
 
 import pytest
 import torch
-from oracles.cases import SMALL, case_count, dice, gradients, loss_of, pixels, random_length, randomise
+from oracles.cases import (
+    SMALL,
+    case_count,
+    dice,
+    gradients,
+    in_mm_names,
+    loss_of,
+    pixels,
+    random_length,
+    randomise,
+)
 from oracles.compare import assert_forward, assert_gradients
 
 from swin_rpe_mm import SwinRPE, attach_extents
@@ -26,7 +36,7 @@ def pair(peer: str, seed: int, **kwargs) -> tuple[SwinRPE, torch.nn.Module]:
     """Ours and theirs with the same random weights."""
     shared = {name: value for name, value in kwargs.items() if name != 'attn_backend'}
     ours, theirs = SwinRPE(**(SMALL | kwargs), mask_padding=False), swin_of(peer)(**(SMALL | shared))
-    theirs.load_state_dict(randomise(ours, seed).state_dict(), strict=False)
+    theirs.load_state_dict(in_mm_names(randomise(ours, seed).state_dict()), strict=False)
     return ours, theirs
 
 
@@ -101,15 +111,16 @@ def test_extents_change_nothing_without_masks():
 @pytest.mark.parametrize('use_abs_pos_embed', [False, True])
 @pytest.mark.parametrize('peer', PEERS)
 def test_state_dicts_have_the_same_keys_and_shapes(peer, use_abs_pos_embed):
+    """But for the tables, which belong to the encoding here."""
     arguments = SMALL | dict(use_abs_pos_embed=use_abs_pos_embed, pretrain_img_size=48)
     ours, theirs = SwinRPE(**arguments), swin_of(peer)(**arguments)
     theirs_shapes = {name: value.shape for name, value in theirs.state_dict().items()
                      if not name.endswith('relative_position_index')}
-    assert {name: value.shape for name, value in ours.state_dict().items()} == theirs_shapes
+    assert {name: value.shape for name, value in in_mm_names(ours.state_dict()).items()} == theirs_shapes
     ours.load_state_dict(theirs.state_dict(), strict=True)
-    missing, unexpected = theirs.load_state_dict(randomise(ours).state_dict(), strict=False)
+    missing, unexpected = theirs.load_state_dict(in_mm_names(randomise(ours).state_dict()), strict=False)
     assert not unexpected and all(name.endswith('relative_position_index') for name in missing)
-    for name, value in ours.state_dict().items():
+    for name, value in in_mm_names(ours.state_dict()).items():
         assert torch.equal(value, theirs.state_dict()[name]), name
 
 
@@ -124,12 +135,21 @@ def test_arch_names(arch, embed_dims, depths, num_heads):
     tables = {name: value.shape for name, value in model.state_dict().items() if 'bias_table' in name}
     assert len(tables) == sum(depths)
     for i, heads in enumerate(num_heads):
-        assert tables[f'stages.{i}.blocks.0.attn.w_msa.relative_position_bias_table'] == (169, heads)
+        assert tables[f'stages.{i}.blocks.0.attn.w_msa.rpe.relative_position_bias_table'] == (169, heads)
 
 
 def test_arguments_override_the_arch():
     model = SwinRPE(arch='nano', embed_dims=16, depths=(1, 2, 1, 1))
     assert tuple(model.num_features) == (16, 32, 64, 128)
+
+
+@pytest.mark.parametrize('peer', PEERS)
+def test_attributes_that_others_read(peer):
+    arguments = SMALL | dict(out_indices=(1, 3), frozen_stages=1)
+    ours, theirs = SwinRPE(**arguments), swin_of(peer)(**arguments)
+    assert list(ours.num_features) == list(theirs.num_features)
+    assert list(ours.out_indices) == list(theirs.out_indices)
+    assert ours.frozen_stages == theirs.frozen_stages
     assert [len(stage.blocks) for stage in model.stages] == [1, 2, 1, 1]
 
 
@@ -140,7 +160,7 @@ def test_same_distribution_of_initial_weights():
     ours.init_weights()
     theirs.init_weights()
     other = theirs.state_dict()
-    for name, value in ours.state_dict().items():
+    for name, value in in_mm_names(ours.state_dict()).items():
         if name.endswith('relative_position_bias_table'):
             assert 0.01 < value.std() < 0.03
         elif value.dim() == 1 and 'patch_embed.projection' not in name:

@@ -11,6 +11,7 @@ from oracles.cases import (
     case_count,
     dice,
     gradients,
+    in_mm_names,
     loss_of,
     parameters,
     pixels,
@@ -208,8 +209,8 @@ def test_parts_of_v2():
     assert {stage.window_size for stage in model.stages} == {(8, 8)}
     names = {name for name in model.state_dict() if name.startswith('stages.0.blocks.0.attn')}
     assert names == {f'stages.0.blocks.0.attn.w_msa.{name}' for name in (
-        'logit_scale', 'q_bias', 'v_bias', 'qkv.weight', 'proj.weight', 'proj.bias', 'cpb_mlp.0.weight',
-        'cpb_mlp.0.bias', 'cpb_mlp.2.weight')}
+        'logit_scale', 'q_bias', 'v_bias', 'qkv.weight', 'proj.weight', 'proj.bias', 'rpe.cpb_mlp.0.weight',
+        'rpe.cpb_mlp.0.bias', 'rpe.cpb_mlp.2.weight')}
     without = SwinRPE(**V2, qkv_bias=False)
     assert not any(name.endswith(('q_bias', 'v_bias', 'qkv.bias')) for name in without.state_dict())
 
@@ -312,13 +313,14 @@ def test_files(kind, way, tmp_path):
     source = randomise_v2(SwinRPE(**V2, window_size=4), 3)
     path, name = str(tmp_path / 'saved.pth'), 'stages.2.downsample.reduction.weight'
     if kind == 'official':
-        torch.save(dict(model=to_official(source.state_dict(), [4] * 4)), path)
+        torch.save(dict(model=to_official(in_mm_names(source.state_dict()), [4] * 4)), path)
     else:
         _, theirs = mmpretrain_pair(window=[4] * 4)
+        saved = in_mm_names(source.state_dict())
         theirs.load_state_dict({key.replace(f'stages.{i}.downsample', f'stages.{i + 1}.downsample'): value
-                                for i in range(4) for key, value in source.state_dict().items()
+                                for i in range(4) for key, value in saved.items()
                                 if f'stages.{i}.downsample' in key} | {
-            key: value for key, value in source.state_dict().items() if 'downsample' not in key}, strict=False)
+            key: value for key, value in saved.items() if 'downsample' not in key}, strict=False)
         state = {f'backbone.{key}': value for key, value in theirs.state_dict().items()}
         torch.save(dict(state_dict=state | {'head.fc.weight': torch.zeros(3, 64)}, meta={}), path)
     model = SwinRPE(**V2, window_size=7, init_cfg=dict(type='Pretrained', checkpoint=path))
@@ -346,7 +348,7 @@ def test_weights_of_the_other_version_are_refused(arch, other):
 def test_official_checkpoint(new_window, pretrained):
     """microsoft's layout, loaded for its own window and others: the network's function of the offset stays."""
     source = randomise_v2(SwinRPE(**V2, window_size=4), 3)
-    official = to_official(source.state_dict(), [4] * 4, pretrained)
+    official = to_official(in_mm_names(source.state_dict()), [4] * 4, pretrained)
     model = SwinRPE(**V2, window_size=new_window)
     missing, unexpected = model.load_state_dict({'model': official}, strict=False)
     assert not unexpected
