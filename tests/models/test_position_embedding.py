@@ -2,10 +2,12 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from mmengine.model import BaseModule
 from oracles.cases import SMALL, gradients, loss_of, pixels, randomise, token_size
 from oracles.compare import assert_forward, assert_gradients
 
 from swin_rpe_mm import InputError, SwinRPE, attach_extents
+from swin_rpe_mm.rpe.replacing import drop_stale_averages
 
 WINDOW, PRETRAINED = (3, 4), (32, 40)
 EXTENTS = [(50, 33), (21, 70), (32, 40), (1, 1)]
@@ -100,9 +102,15 @@ def test_frozen_and_trained():
     assert model.absolute_pos_embed.grad.any() and model.window_pos_embed.grad.any()
 
 
-def test_drawn_at_the_start():
-    model = SwinRPE(**SMALL, use_abs_pos_embed='window', window_size=7)
-    model.init_weights()
+@pytest.mark.parametrize('init_cfg', [None, dict(type='Kaiming', layer='Conv2d'),
+                                      [dict(type='Kaiming', layer='Conv2d')]])
+@pytest.mark.parametrize('inside', [False, True])
+def test_drawn_at_the_start(inside, init_cfg):
+    """Whatever else an ``init_cfg`` asks for, and whoever asks."""
+    model = SwinRPE(**SMALL, use_abs_pos_embed='window', window_size=7, init_cfg=init_cfg)
+    whole = BaseModule()
+    whole.backbone = model
+    (whole if inside else model).init_weights()
     for embedding in (model.absolute_pos_embed, model.window_pos_embed):
         assert 0.01 < embedding.std() < 0.03
 
@@ -140,9 +148,25 @@ def test_the_same_window_again_changes_nothing():
     assert optimizer.state[model.window_pos_embed]['exp_avg'] is average
 
 
-@pytest.mark.parametrize('change', [dict(window_size=(5, 2)), dict(window_size=(4, 3)), dict(pretrain_img_size=48)])
+def test_the_optimizer_goes_on_with_the_window_part_of_another_window():
+    model = built()
+    optimizer = stepped(model)
+    before, average = model.window_pos_embed, optimizer.state[model.absolute_pos_embed]['exp_avg']
+    replaced = model.set_window_size((5, 2), optimizer=optimizer)
+    after = model.window_pos_embed
+    assert any(old is before and new is after for old, new in replaced) and after.requires_grad
+    assert not any(parameter in optimizer.state for parameter in (before, after))
+    assert optimizer.state[model.absolute_pos_embed]['exp_avg'] is average
+    optimizer.zero_grad()
+    loss_of(model(pixels(1, 3, 40, 50))).backward()
+    value = after.detach().clone()
+    optimizer.step()
+    assert model.window_pos_embed is after and (after != value).any() and optimizer.state[after]['step'] == 1
+
+
+@pytest.mark.parametrize('change', [dict(window_size=(5, 2)), dict(pretrain_img_size=48)])
 def test_resuming_for_another_size_starts_new_averages(change):
-    """The file's averages are of the size that its embeddings had, or of another window of as many tokens."""
+    """The file's averages are of the size that its embeddings had."""
     # what a file does not tell of the size of pre-training has to be a square
     source = built(**({} if 'window_size' in change else dict(pretrain_img_size=32)))
     averages = stepped(source).state_dict()
@@ -150,6 +174,8 @@ def test_resuming_for_another_size_starts_new_averages(change):
     model.load_state_dict(source.state_dict())
     optimizer = torch.optim.AdamW(model.parameters())
     optimizer.load_state_dict(averages)
+    tables = sum('bias_table' in name for name, _ in model.named_parameters())
+    assert drop_stale_averages(optimizer) == (1 + tables if 'window_size' in change else 1)
     loss_of(model(pixels(1, 3, 40, 50))).backward()
     optimizer.step()
     name = 'window_pos_embed' if 'window_size' in change else 'absolute_pos_embed'
