@@ -9,6 +9,7 @@ from oracles.cases import loss_of, pixels
 from oracles.compare import assert_forward
 
 from swin_rpe_mm import InputError, SwinRPE, attach_extents
+from swin_rpe_mm.rpe.replacing import replace_in_optimizer
 
 ENCODINGS = {
     'table': dict(type='TableRPE'),
@@ -76,12 +77,16 @@ def assert_same(model: SwinRPE, other: SwinRPE) -> None:
 
 
 def check_change(rpe, window, mode: str, **kwargs) -> None:
-    """``set_window_size`` keeps the parameter objects and gives what loading into a new model gives."""
+    """``set_window_size`` gives what loading into a new model gives, and new parameters only for tables."""
     model = built(rpe, OLD, 0, **kwargs)
     saved = copy.deepcopy(model.state_dict())
-    before = {name: id(value) for name, value in model.named_parameters()}
-    model.set_window_size(window, mode)
-    assert {name: id(value) for name, value in model.named_parameters()} == before
+    before = dict(model.named_parameters())
+    replaced = model.set_window_size(window, mode)
+    after = dict(model.named_parameters())
+    assert list(before) == list(after)
+    changed = [name for name in before if before[name] is not after[name]]
+    assert {(id(old), id(new)) for old, new in replaced} == {(id(before[name]), id(after[name])) for name in changed}
+    assert all('bias_table' in name or name == 'window_pos_embed' for name in changed)
     loaded = built(with_mode(rpe, mode), window, 1, **kwargs)
     loaded.load_state_dict(saved)
     assert_same(model, loaded)
@@ -150,7 +155,7 @@ def test_function_of_the_offset_stays(encoding):
 @pytest.mark.parametrize('encoding, kind', [(encoding, torch.optim.AdamW) for encoding in ENCODINGS] + [
     (encoding, torch.optim.SGD) for encoding in TABLES])
 def test_an_optimizer_goes_on(encoding, kind):
-    """A step before and two after the change; averages stay for every parameter that kept its shape."""
+    """A step before and two after the change: averages stay but for new parameters, and these are trained."""
     model = built(ENCODINGS[encoding], OLD, 0).train()
     optimizer = kind(model.parameters(), lr=1e-3, **(dict(momentum=0.9) if kind is torch.optim.SGD else {}))
 
@@ -162,21 +167,65 @@ def test_an_optimizer_goes_on(encoding, kind):
         return loss  # a loop holds the last loss, and with it the graph of the old window
 
     held = step()
-    shapes = {name: value.shape for name, value in model.named_parameters()}
-    averages = {name: id(optimizer.state[value]) for name, value in model.named_parameters()}
-    model.set_window_size((7, 6))
+    averages = {id(value): optimizer.state[value] for value in model.parameters()}
+    numbers = {id(value): copy.deepcopy(optimizer.state[value]) for value in model.parameters()}
+    replaced = model.set_window_size((7, 6), optimizer=optimizer)
+    assert bool(replaced) == (encoding in TABLES)
+    held_by = [id(value) for group in optimizer.param_groups for value in group['params']]
+    assert held_by == [id(value) for value in model.parameters()]
+    new = {id(value) for _, value in replaced}
+    for value in model.parameters():
+        if id(value) in new:
+            assert value not in optimizer.state
+            continue
+        assert optimizer.state[value] is averages[id(value)]
+        for name, average in averages[id(value)].items():
+            assert average is None or torch.equal(torch.as_tensor(average), torch.as_tensor(numbers[id(value)][name]))
     for _ in range(2):
         before = {name: value.detach().clone() for name, value in model.named_parameters()}
         held = step()
     assert held.isfinite()
+    moved = set()
     for name, value in model.named_parameters():
         assert value.isfinite().all()
         if value.grad is not None and value.grad.any():
             assert not torch.equal(value, before[name]), name
-        if value.shape == shapes[name]:
-            assert id(optimizer.state[value]) == averages[name], name
+            moved.add(id(value))
         for average in optimizer.state[value].values():
             assert not isinstance(average, torch.Tensor) or average.ndim == 0 or average.shape == value.shape
+    assert new <= moved
+
+
+def test_an_optimizer_that_is_not_told_trains_the_old_tables():
+    """Which is why it must be given; what was returned can be handed to it later."""
+    model = built(ENCODINGS['table'], OLD, 0).train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.)
+    replaced = model.set_window_size((7, 6))
+    before = {name: value.detach().clone() for name, value in model.named_parameters()}
+    for told in (False, True):
+        if told:
+            replace_in_optimizer(optimizer, replaced)
+        loss_of(model(batch())).backward()
+        optimizer.step()
+        assert all(torch.equal(value, before[name]) == (not told)
+                   for name, value in model.named_parameters() if 'bias_table' in name)
+
+
+def test_frozen_tables_stay_frozen():
+    model = built(ENCODINGS['table'], OLD, 0, frozen_stages=2)
+    replaced = model.set_window_size((7, 6))
+    assert [new.requires_grad for _, new in replaced] == [old.requires_grad for old, _ in replaced]
+    assert any(new.requires_grad for _, new in replaced) and not all(new.requires_grad for _, new in replaced)
+
+
+def test_a_change_in_inference_mode_can_be_trained():
+    model = built(ENCODINGS['sum'], OLD, 0, use_abs_pos_embed='window', pretrain_img_size=40)
+    with torch.inference_mode():
+        model.set_window_size((7, 6))
+        model(batch())
+    assert not any(value.is_inference() for value in model.parameters())
+    loss_of(model.train()(batch())).backward()
+    assert all(value.grad is not None for name, value in model.named_parameters() if 'bias_table' in name)
 
 
 def test_ema_copies_change_by_themselves():
