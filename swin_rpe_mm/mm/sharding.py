@@ -11,14 +11,9 @@ from ..errors import InputError
 from ..models import SwinBlock
 
 
-def is_block(module: nn.Module) -> bool:
-    """For ``activation_checkpointing``: blocks are computed again in the backward pass."""
-    return isinstance(module, SwinBlock)
-
-
 def wrap_blocks(module: nn.Module, recurse: bool, nonwrapped_numel: int) -> bool:
     """For ``auto_wrap_policy``: each block is gathered alone, all else together with the model."""
-    return recurse or is_block(module)
+    return recurse or isinstance(module, SwinBlock)
 
 
 class SwinFSDPStrategy(FSDPStrategy):

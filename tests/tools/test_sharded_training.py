@@ -11,7 +11,11 @@ from swin_rpe_mm.checkpoints import read_checkpoint
 
 pytestmark = pytest.mark.slow
 RECIPE = Config.fromfile(REPO / 'configs/coco/mask-rcnn_swin-rpe-l-p4-w12-in22k_fpn_fsdp-ms-crop-3x_coco.py')
-SHARDED = f'runner_type = {RECIPE.runner_type!r}\nstrategy = {RECIPE.strategy.to_dict()!r}\n'
+SHARDED = f"""
+runner_type = {RECIPE.runner_type!r}
+strategy = {RECIPE.strategy.to_dict()!r}
+model['backbone']['with_cp'] = {RECIPE.model.backbone.with_cp!r}
+"""
 
 
 @pytest.fixture
