@@ -7,7 +7,11 @@ from mmengine.registry import HOOKS as ROOT_HOOKS
 from mmengine.registry import MODELS as ROOT_MODELS
 from mmengine.registry import Registry
 
-MODELS = Registry('model', parent=ROOT_MODELS, scope='swin_rpe_mm', locations=['swin_rpe_mm.rpe', 'swin_rpe_mm.mm.backbone', 'swin_rpe_mm.mm.data_preprocessors'])
+MODELS = Registry(
+    'model',
+    parent=ROOT_MODELS,
+    scope='swin_rpe_mm',
+    locations=['swin_rpe_mm.rpe', 'swin_rpe_mm.mm.backbone', 'swin_rpe_mm.mm.data_preprocessors'])
 WINDOWS = Registry('windows', scope='swin_rpe_mm', locations=['swin_rpe_mm.windows'])
 HOOKS = Registry('hook', parent=ROOT_HOOKS, scope='swin_rpe_mm', locations=['swin_rpe_mm.mm.hooks'])
 

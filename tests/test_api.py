@@ -3,7 +3,6 @@ import ast
 import subprocess
 import sys
 import textwrap
-from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -45,23 +44,60 @@ def test_import_needs_neither_mmdet_nor_mmseg():
     assert loaded == '[]'
 
 
-def imported_by(module: str) -> set[str]:
-    """What a module of ours imports from elsewhere, also through other modules of ours."""
-    names = set()
-    for node in ast.walk(ast.parse(Path(import_module(module).__file__).read_text())):
+PACKAGE = Path(swin_rpe_mm.__file__).parent
+# whom each room knows, and which packages; what is not in a room, everyone may know
+ROOMS = {
+    'windows': (set(), {'torch'}),
+    'rpe': ({'windows'}, {'torch', 'mmengine'}),
+    'models': ({'windows', 'rpe'}, {'torch', 'mmengine', 'mmcv'}),  # mmcv builds norms and activations from configs
+    'executors': ({'windows', 'rpe', 'models'}, {'torch', 'mmengine'}),
+    'checkpoints': ({'windows', 'rpe', 'models'}, {'torch', 'mmengine', 'numpy', 'rich', 'safetensors'}),
+    'visualization': ({'windows', 'rpe', 'models'}, {'torch', 'numpy', 'matplotlib'}),
+    'mm': ({'windows', 'rpe', 'models', 'executors', 'checkpoints', 'visualization'}, None),
+}
+
+
+def imports(file: Path) -> tuple[set[str], set[str]]:
+    """The rooms that a file imports from, or files beside them, and the packages."""
+    package, rooms, others = ('swin_rpe_mm', *file.relative_to(PACKAGE).parts[:-1]), set(), set()
+    for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
-            names |= {alias.name.split('.')[0] for alias in node.names}
+            others |= {alias.name.split('.')[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            names.add(node.module.split('.')[0])
+            others.add(node.module.split('.')[0])
         elif isinstance(node, ast.ImportFrom):
-            names |= imported_by('.'.join([*module.split('.')[:-node.level], node.module]))
-    return names
+            base = [*package[:len(package) - node.level + 1], *(node.module or '').split('.')]
+            base = [part for part in base if part]
+            rooms |= {base[1]} if len(base) > 1 else {alias.name for alias in node.names}
+    return rooms, others - set(sys.stdlib_module_names)
 
 
-@pytest.mark.parametrize('module', ['swin_rpe_mm.windows.layout', 'swin_rpe_mm.windows.gather',
-                                    'swin_rpe_mm.mm.extents', 'swin_rpe_mm.rpe.offsets'])
-def test_lowest_rooms_import_only_torch(module):
-    assert imported_by(module) - set(sys.stdlib_module_names) == {'torch'}
+def test_there_are_no_other_rooms():
+    assert {folder.name for folder in PACKAGE.iterdir() if (folder / '__init__.py').is_file()} == set(ROOMS)
+
+
+@pytest.mark.parametrize('room', ROOMS)
+def test_arrows_run_one_way(room):
+    known, packages = ROOMS[room]
+    beside = {file.stem for file in PACKAGE.glob('*.py')}
+    for file in (PACKAGE / room).rglob('*.py'):
+        rooms, others = imports(file)
+        assert rooms <= known | beside | {room}, f'{file} knows too much'
+        assert packages is None or others <= packages, f'{file} knows {others}'
+        assert 'tools' not in others and 'tests' not in others
+
+
+def test_files_beside_the_rooms_know_none_of_them():
+    for file in PACKAGE.glob('*.py'):
+        rooms, others = imports(file)
+        if file.name != '__init__.py':
+            assert not rooms & set(ROOMS) and others <= {'mmengine'}
+
+
+def test_the_model_does_not_ask_what_it_runs_on():
+    words = ('device.type', 'is_grad_enabled', 'is_compiling', 'compiler.disable', 'is_cuda')
+    for file in [*(PACKAGE / 'models').rglob('*.py'), *(PACKAGE / 'windows').rglob('*.py')]:
+        assert not [word for word in words if word in file.read_text()], file
 
 
 @pytest.mark.parametrize('registry', REGISTRIES)
@@ -81,7 +117,7 @@ def test_with_custom_imports(registry):
             assert type(ours).__module__.startswith('swin_rpe_mm.') and isinstance(ours, MODELS.get(name))
         print({{type(model).__module__ for model in models}})
     """)
-    assert names == "{'swin_rpe_mm.models.swin_rpe'}"
+    assert names == "{'swin_rpe_mm.mm.backbone'}"
 
 
 @pytest.mark.parametrize('registry', REGISTRIES)

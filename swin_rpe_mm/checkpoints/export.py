@@ -15,7 +15,8 @@ from .paths import to_mm_names, to_paths
 TARGETS = ('mmdet', 'mmpretrain', 'timm')
 
 _TABLE, _INDEX, _COORDS = 'relative_position_bias_table', 'relative_position_index', 'relative_coords_table'
-_KINDS = {_TABLE: 'TableRPE', 'cpb_mlp.0.weight': 'LogCPB'}  # by a key that each has
+_CPB = 'cpb_mlp.0.weight'
+_KINDS = {_TABLE: 'TableRPE', _CPB: 'LogCPB'}  # by a key that each has
 _AFFINE = r'\.(weight|bias)'
 _ATTENTION = r'stages\.\d+\.blocks\.\d+\.attn\.w_msa\.'
 # what every Swin of every project has
@@ -85,6 +86,8 @@ def note_windows(state_dict: Dict[str, Tensor], metadata: Dict[str, dict]) -> Di
     """Bring weights with mm's names and buffers under those that our models give them. What index buffers tell becomes
     the notes that our state dicts have in their metadata.
 
+    Where earlier versions of ours put several encodings together, names stay: only the model knows their places.
+
     Args:
         state_dict (dict[str, Tensor]): Weights in mm's layout.
         metadata (dict[str, dict]): The notes by module, which are added to in place.
@@ -93,19 +96,24 @@ def note_windows(state_dict: Dict[str, Tensor], metadata: Dict[str, dict]) -> Di
         dict[str, Tensor]: The weights without those buffers. SwinV2's ``relative_coords_table`` stays: it tells the
         window that the weights were trained with.
     """
-    ours = {key.partition('.rpe.')[0] for key in state_dict if '.rpe.' in key}
-    for key, value in state_dict.items():
-        attention, _, name = key.rpartition('.w_msa.')
-        if attention + '.w_msa' in ours or name not in _KINDS:
-            continue
-        path = f'{attention}.w_msa.rpe'
-        note = metadata.setdefault(path, {})
+    several = {path.partition('.rpe.')[0] for path in (*state_dict, *metadata) if '.rpe.' in path}
+    found: Dict[str, List[str]] = {}
+    for key in state_dict:
+        attention, _, name = key.rpartition('.')
+        attention, name = (attention, name) if name == _TABLE else (key[:-len(_CPB) - 1], key[-len(_CPB):])
+        if name in _KINDS and attention not in several:
+            found.setdefault(attention, []).append(name)
+    alone = {attention: names[0] for attention, names in found.items() if len(names) == 1}
+    for attention, name in alone.items():
+        note = metadata.setdefault(f'{attention}.rpe', {})
         note.setdefault('encoding', (_KINDS[name], ))
-        metadata.setdefault('', {}).setdefault('encodings', {})[path] = note
-        index = state_dict.get(f'{attention}.w_msa.{_INDEX}')
+        metadata.setdefault('', {}).setdefault('encodings', {})[f'{attention}.rpe'] = note
+        table, index = f'{attention}.{_TABLE}', state_dict.get(f'{attention}.{_INDEX}')
         if name == _TABLE and index is not None:
-            note.setdefault('offset_sides', tuple(source_sides(len(value), index, (0, 0), key)))
-    return to_paths({key: value for key, value in state_dict.items() if not key.endswith(_INDEX)})
+            note.setdefault('offset_sides', tuple(source_sides(len(state_dict[table]), index, (0, 0), table)))
+    weights = {key: value for key, value in state_dict.items() if not key.endswith(_INDEX)}
+    return {path if path.partition('.rpe.')[0] in alone else key: value
+            for (key, value), path in zip(weights.items(), to_paths(weights))}
 
 
 def _check_places(weights: Dict[str, Tensor], noted: Mapping, version_2: bool, target: str) -> None:

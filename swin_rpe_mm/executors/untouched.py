@@ -72,7 +72,7 @@ def why_not_untouched(module: nn.Module, name: str = '', recurse: bool = True) -
 
 
 def _is_known(module: nn.Module) -> bool:
-    """Whether what it computes is known here: by its very class, or by the forward that an encoding or list inherits."""
+    """Whether what it computes is known here: by its class, or by the forward that an encoding or a list inherits."""
     forward = type(module).forward
     if isinstance(module, RelativePositionEncoding):
         return forward in _FORWARDS

@@ -187,7 +187,7 @@ class WindowAttention(BaseModule):
     def forward(self, x: Tensor, layout: WindowLayout) -> Tensor:
         """
         Args:
-            x (Tensor): Tokens ``(B, L, C)``, row by row.
+            x (Tensor): Tokens ``(B, L, C)``, row by row; outside of the extents any finite numbers.
             layout (WindowLayout): The windows to attend in, with this module's halo and neighbours.
 
         Returns:

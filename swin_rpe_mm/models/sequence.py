@@ -70,6 +70,7 @@ class BlockLocalAttention(BaseModule):
         extents = torch.tensor([(1, entry) for entry in lengths], device=x.device)
         layout = WindowLayout.build(windows, batch, (1, length), extents, device=x.device)
         layout = replace(layout, geometry=self.attn.geometry)  # of one axis, as the encoding is
+        x = torch.where(layout.inside, x, 0)  # what lies behind may be no number, and 0 times NaN is NaN
         return torch.where(layout.inside, self.attn(x, layout), 0)
 
     def set_block_size(self, block_size: int, mode: str = 'bicubic',

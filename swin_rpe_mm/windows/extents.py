@@ -23,8 +23,9 @@ def zero_outside(maps: Tensor, extents: Tensor) -> Tensor:
         maps (Tensor): ``(B, C, H, W)``, any memory format.
         extents (Tensor): ``(B, 2)``, height and width per image in units of the map.
     """
-    rows = torch.arange(maps.shape[2], device=maps.device) < extents[:, :1]
-    columns = torch.arange(maps.shape[3], device=maps.device) < extents[:, 1:]
-    inside = (rows[:, :, None] & columns[:, None])[:, None]
+    rows, columns = ((torch.arange(side, device=maps.device) < extents[:, axis:axis + 1]).float()
+                     for axis, side in enumerate(maps.shape[2:]))
+    # a product, since joining axes of one entry by broadcasting would fix their number in an exported graph
+    inside = (rows[:, :, None] @ columns[:, None] > 0)[:, None]
     # not a product: padding may hold anything, and 0 * inf is not 0
     return torch.where(inside, maps, 0)

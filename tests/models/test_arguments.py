@@ -63,7 +63,7 @@ def test_ways_to_write_a_window(window, per_stage):
     model = SwinRPE(**SMALL, window_size=window)
     tables = model.state_dict()
     for i, (h, w) in enumerate(per_stage):
-        table = tables[f'stages.{i}.blocks.0.attn.w_msa.relative_position_bias_table']
+        table = tables[f'stages.{i}.blocks.0.attn.w_msa.rpe.relative_position_bias_table']
         assert len(table) == (2 * h - 1) * (2 * w - 1)
     assert len(model(pixels(1, 3, 33, 50))) == 4
 

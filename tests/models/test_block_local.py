@@ -152,9 +152,13 @@ def test_another_block_size(encoding, block_size):
     module = random_weights(BlockLocalAttention(CHANNELS, HEADS, 6, rpe=rpe))
     other = BlockLocalAttention(CHANNELS, HEADS, block_size, rpe=rpe)
     other.load_state_dict(module.state_dict())
-    before = {name: id(value) for name, value in module.named_parameters()}
-    module.set_block_size(block_size)
-    assert before == {name: id(value) for name, value in module.named_parameters()}
+    before = dict(module.named_parameters())
+    optimizer = torch.optim.AdamW(module.parameters())
+    replaced = module.set_block_size(block_size, optimizer=optimizer)
+    assert len(replaced) == (encoding == 'table')
+    after = dict(module.named_parameters())
+    assert [(before[name], after[name]) for name in after if before[name] is not after[name]] == replaced
+    assert {id(value) for value in after.values()} == {id(value) for value in optimizer.param_groups[0]['params']}
     x = pixels(2, 31, CHANNELS)
     params = dict(module.named_parameters())
     for i, n in enumerate([31, 20]):

@@ -59,7 +59,7 @@ def test_drop_path_is_off_in_evaluation():
 
 def test_drop_path_rises_with_depth():
     model = SwinRPE(**(SMALL | dict(drop_path_rate=0.7)))
-    rates = [block.drop_path_rate for stage in model.stages for block in stage.blocks]
+    rates = [getattr(block.drop_path, 'rate', 0.) for stage in model.stages for block in stage.blocks]
     assert rates == pytest.approx([0.1 * i for i in range(8)])
 
 
