@@ -5,6 +5,7 @@ from oracles.compare import assert_forward
 from watched import image, inputs_of, projected, tiny
 
 from swin_rpe_mm.errors import InputError
+from swin_rpe_mm.models import Swin
 from swin_rpe_mm.visualization.attention_distance import draw_distance
 from swin_rpe_mm.visualization.attention_maps import draw_attention
 from swin_rpe_mm.visualization.bias_maps import draw_bias
@@ -78,3 +79,12 @@ def test_every_kind_of_windows(windows):
     draw_attention(backbone, image(), picture, (20, 30), layers, heads)
     draw_bias(backbone, image(), layers, heads)
     draw_distance(backbone, image(), layers)
+
+
+def test_the_plain_model_too():
+    backbone = tiny(halo=1)
+    plain = Swin(backbone.config).double().eval()
+    plain.load_state_dict(backbone.state_dict())
+    for ours, theirs in zip(inputs_of(backbone, image(), (39, 50)), inputs_of(plain, image(), (39, 50))):
+        window = torch.tensor([1])
+        assert_forward(ours.logits(window).weights, theirs.logits(window).weights, 'attention of the plain model')
