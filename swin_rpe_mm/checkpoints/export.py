@@ -15,8 +15,7 @@ from .paths import to_mm_names, to_paths
 TARGETS = ('mmdet', 'mmpretrain', 'timm')
 
 _TABLE, _INDEX, _COORDS = 'relative_position_bias_table', 'relative_position_index', 'relative_coords_table'
-_CPB = 'cpb_mlp.0.weight'
-_KINDS = {_TABLE: 'TableRPE', _CPB: 'LogCPB'}  # by a key that each has
+_KINDS = {_TABLE: 'TableRPE', 'cpb_mlp.0.weight': 'LogCPB'}  # by a key that each has
 _AFFINE = r'\.(weight|bias)'
 _ATTENTION = r'stages\.\d+\.blocks\.\d+\.attn\.w_msa\.'
 # what every Swin of every project has
@@ -59,14 +58,16 @@ def to_layout(state_dict: Mapping, target: str) -> Tuple[Dict[str, Tensor], List
     """
     if target not in TARGETS:
         raise InputError(f'the layout to convert to must be one of {", ".join(TARGETS)}, got {target!r}')
-    noted = getattr(state_dict, '_metadata', {})
-    state_dict = to_mm_names(state_dict, noted)
+    noted, notes = getattr(state_dict, '_metadata', {}), []
+    named = to_mm_names(state_dict, noted)
+    if named.keys() != state_dict.keys() and not any('encoding' in note for note in noted.values()):
+        notes.append(f'the file does not say which encoding it has: it was taken for the one of {target}')
+    state_dict = named
     weights = {key: value for key, value in state_dict.items() if not key.endswith((_INDEX, _COORDS))}
     version_2 = any(key.endswith('.logit_scale') for key in weights)
     if version_2 and target == 'mmdet':
         raise InputError('mmdet and mmseg have no SwinV2; mmpretrain and timm have')
     _check_places(weights, noted, version_2, target)
-    notes = []
     if version_2:
         notes += _pretrained_windows(noted, target)
     else:
@@ -96,13 +97,14 @@ def note_windows(state_dict: Dict[str, Tensor], metadata: Dict[str, dict]) -> Di
         dict[str, Tensor]: The weights without those buffers. SwinV2's ``relative_coords_table`` stays: it tells the
         window that the weights were trained with.
     """
-    several = {path.partition('.rpe.')[0] for path in (*state_dict, *metadata) if '.rpe.' in path}
+    below = (path.partition('.rpe.') for path in (*state_dict, *metadata))
+    several = {attention for attention, _, rest in below if rest and not rest.startswith('cpb_mlp')}
     found: Dict[str, List[str]] = {}
     for key in state_dict:
-        attention, _, name = key.rpartition('.')
-        attention, name = (attention, name) if name == _TABLE else (key[:-len(_CPB) - 1], key[-len(_CPB):])
-        if name in _KINDS and attention not in several:
-            found.setdefault(attention, []).append(name)
+        for name in _KINDS:
+            attention = key.removesuffix(f'.{name}')
+            if attention != key and attention.endswith('.w_msa') and attention not in several:
+                found.setdefault(attention, []).append(name)
     alone = {attention: names[0] for attention, names in found.items() if len(names) == 1}
     for attention, name in alone.items():
         note = metadata.setdefault(f'{attention}.rpe', {})

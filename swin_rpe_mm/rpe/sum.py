@@ -22,7 +22,7 @@ class SumRPE(RelativePositionEncoding):
         self.encodings = ModuleList(encodings)
 
     def gives(self, method: str) -> bool:
-        """Whether one of them gives it."""
+        """Whether one of them gives it. ``rotate`` and ``scores`` go from one to the next, which takes a call."""
         return any(encoding.gives(method) for encoding in self.encodings)
 
     def init_weights(self) -> None:

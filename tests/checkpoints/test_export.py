@@ -181,9 +181,12 @@ def test_windows_of_index_buffers_become_notes(window):
 
 
 def test_the_window_of_a_bare_state_dict_is_told_by_its_rows():
-    state = dict(model_of(5).state_dict())
-    index = to_layout(state, 'mmdet')[0]['stages.2.blocks.1.attn.w_msa.relative_position_index']
-    assert index.shape == (25, 25)
+    """And which encoding it has by nothing, which is said; what has mm's names is Swin's."""
+    state = model_of(5).state_dict()
+    for bare, said in ((dict(state), True), (in_mm_names(state), False)):
+        weights, notes = to_layout(bare, 'mmdet')
+        assert weights['stages.2.blocks.1.attn.w_msa.relative_position_index'].shape == (25, 25)
+        assert notes == ['the file does not say which encoding it has: it was taken for the one of mmdet'] * said
 
 
 # ---- what has no place there ----
