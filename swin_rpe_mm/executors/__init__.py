@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ..errors import InputError
 from ..models import PatchEmbed, PatchMerging, SwinBlock, SwinStage, WindowAttention
+from ..windows import zero_outside
 from .cpu import inference, layers, patch, stage, training
 from .fused import attend_fused
 from .tuning import tuning
@@ -59,11 +60,15 @@ class Dispatcher:
             return stage.run(module, *arguments, choose=self._choose)
         return (patch.embed if isinstance(module, PatchEmbed) else patch.merge)(module, *arguments)
 
-    def to_maps(self, norm: nn.Module, x: Tensor, size: Tuple[int, int]) -> Optional[Tensor]:
-        """Norm of tokens ``(B, L, C)`` as maps ``(B, C, H, W)``; None where the plain model has to make them."""
+    def to_maps(self, norm: nn.Module, x: Tensor, size: Tuple[int, int], extents: Optional[Tensor]) -> Optional[Tensor]:
+        """Norm of tokens ``(B, L, C)`` as maps ``(B, C, H, W)``, zero outside the extents; None where the plain model
+        has to make them."""
         if self.backend == 'plain' or why_not_now(x) or x.device.type != 'cpu' or why_not_untouched(norm):
             return None
-        return None if inference.wants_gradients(norm, x) else patch.to_maps(norm, x, size)
+        if inference.wants_gradients(norm, x):
+            return None
+        maps = patch.to_maps(norm, x, size)
+        return maps if extents is None else zero_outside(maps, extents)
 
     def _why_not(self, module: nn.Module, x: Tensor, *others: Any) -> Optional[str]:
         """Why a module that is no block is called as it is."""

@@ -200,10 +200,10 @@ class SwinRPE(Swin):
         """Call a module, or have an executor compute its numbers."""
         return self._dispatcher.run(module, *arguments)
 
-    def to_maps(self, norm: nn.Module, x: Tensor, size: Tuple[int, int]) -> Tensor:
-        """Norm of tokens ``(B, L, C)`` as maps ``(B, C, H, W)``."""
-        maps = self._dispatcher.to_maps(norm, x, size)
-        return super().to_maps(norm, x, size) if maps is None else maps
+    def to_maps(self, norm: nn.Module, x: Tensor, size: Tuple[int, int], extents: Optional[Tensor]) -> Tensor:
+        """Norm of tokens ``(B, L, C)`` as maps ``(B, C, H, W)``, zero outside the extents."""
+        maps = self._dispatcher.to_maps(norm, x, size, extents)
+        return super().to_maps(norm, x, size, extents) if maps is None else maps
 
     def init_weights(self) -> None:
         """Load ``init_cfg``'s checkpoint, or draw weights as Swin does: normal with 0.02, cut at 2, biases zero.

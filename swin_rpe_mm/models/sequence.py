@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..errors import InputError
 from ..rpe.replacing import Replaced, replace_in_optimizer
-from ..windows import ShiftedWindows, WindowLayout
+from ..windows import ShiftedWindows, WindowLayout, tokens_inside
 from .block import WindowAttention
 
 _BLOCK_RPE = dict(type='BlockRPE')
@@ -70,8 +70,9 @@ class BlockLocalAttention(BaseModule):
         extents = torch.tensor([(1, entry) for entry in lengths], device=x.device)
         layout = WindowLayout.build(windows, batch, (1, length), extents, device=x.device)
         layout = replace(layout, geometry=self.attn.geometry)  # of one axis, as the encoding is
-        x = torch.where(layout.inside, x, 0)  # what lies behind may be no number, and 0 times NaN is NaN
-        return torch.where(layout.inside, self.attn(x, layout), 0)
+        inside = tokens_inside(extents, (1, length))
+        x = torch.where(inside, x, 0)  # what lies behind may be no number, and 0 times NaN is NaN
+        return torch.where(inside, self.attn(x, layout), 0)
 
     def set_block_size(self, block_size: int, mode: str = 'bicubic',
                        optimizer: Optional[torch.optim.Optimizer] = None) -> Replaced:

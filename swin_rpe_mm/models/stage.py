@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..registry import WINDOWS
 from ..rpe.replacing import Replaced
-from ..windows import WindowLayout, Windows
+from ..windows import WindowLayout, Windows, tokens_inside
 from .block import SwinBlock
 from .patch import PatchMerging
 
@@ -93,8 +93,7 @@ class SwinStage(BaseModule):
                 x = cp.checkpoint(block, x, layout, use_reentrant=False)
             else:
                 x = block(x, layout)
-        inside = layouts[0].inside
-        return x if inside is None else torch.where(inside, x, 0)
+        return x if extents is None else torch.where(tokens_inside(extents, size), x, 0)
 
     def check_window(self, window: Size, halo: Size, mode: str) -> None:
         """Raise :class:`~swin_rpe_mm.InputError` if :meth:`set_window` would; changes nothing."""

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ..errors import InputError
 from ..rpe.replacing import Replaced, replace_in_optimizer, replace_parameter
-from ..windows import merge_extents, zero_outside
+from ..windows import merge_extents, tokens_inside, zero_outside
 from ..windows.indices import split
 from .block import SwinBlock, WindowAttention
 from .config import IntOrPair, SwinConfig, per_stage
@@ -103,8 +103,7 @@ class Swin(BaseModule):
         for i, stage in enumerate(self.stages):
             x = self.run(stage, x, size, extents)
             if i in self.config.out_indices:
-                maps = self.to_maps(getattr(self, f'norm{i}'), x, size)
-                outs.append(maps if extents is None else zero_outside(maps, extents))
+                outs.append(self.to_maps(getattr(self, f'norm{i}'), x, size, extents))
             if stage.downsample is not None:
                 x, size = self.run(stage.downsample, x, size)
                 extents = None if extents is None else merge_extents(extents, stage.downsample.stride)
@@ -114,9 +113,12 @@ class Swin(BaseModule):
         """Call a module. An executor beside the model may compute the same numbers in its place."""
         return module(*arguments)
 
-    def to_maps(self, norm: nn.Module, x: Tensor, size: Size) -> Tensor:
-        """Norm of tokens ``(B, L, C)`` as maps ``(B, C, H, W)``."""
-        return norm(x).transpose(1, 2).unflatten(2, size).contiguous()
+    def to_maps(self, norm: nn.Module, x: Tensor, size: Size, extents: Optional[Tensor]) -> Tensor:
+        """Norm of tokens ``(B, L, C)`` as maps ``(B, C, H, W)``, zero outside the extents."""
+        x = norm(x)
+        if extents is not None:
+            x = torch.where(tokens_inside(extents, size), x, 0)
+        return x.transpose(1, 2).unflatten(2, size).contiguous()
 
     @property
     def output_strides(self) -> List[Size]:

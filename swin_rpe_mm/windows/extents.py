@@ -4,6 +4,8 @@ from typing import Tuple
 import torch
 from torch import Tensor
 
+from .indices import Length, split
+
 
 def merge_extents(extents: Tensor, stride: Tuple[int, int]) -> Tensor:
     """Extents after patches of ``stride`` became one token each: a token is real if any part of it is.
@@ -14,6 +16,19 @@ def merge_extents(extents: Tensor, stride: Tuple[int, int]) -> Tensor:
     """
     h, w = (torch.div(extents[:, axis] + step - 1, step, rounding_mode='floor') for axis, step in enumerate(stride))
     return torch.stack([h, w], dim=1)
+
+
+def tokens_inside(extents: Tensor, size: Tuple[Length, Length]) -> Tensor:
+    """Which tokens lie inside, ``(B, H * W, 1)`` bool.
+
+    Args:
+        extents (Tensor): ``(B, 2)``, height and width per image in tokens.
+        size (tuple[int, int]): H and W.
+    """
+    batch_size = extents.shape[0]
+    image, *at = split(torch.arange(batch_size * size[0] * size[1], device=extents.device), size)
+    y, x = (coordinate < extents[:, axis].index_select(0, image) for axis, coordinate in enumerate(at))
+    return (y & x).view(batch_size, -1, 1)
 
 
 def zero_outside(maps: Tensor, extents: Tensor) -> Tensor:

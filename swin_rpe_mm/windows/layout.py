@@ -37,7 +37,6 @@ class WindowLayout:
             ``P = (2 * pooled_neighbours + 1) ** 2 - 1``. Itself where there is none.
         visible (Tensor): ``(T, N, Nk + P)`` bool, True where the query sees the key. The last P columns are the
             neighbours.
-        inside (Tensor, optional): ``(B, L, 1)`` bool, tokens inside the extent of their image; None means all.
         padding_takes_part (bool): Whether window padding is attended to, as zeros that were projected.
     """
     geometry: WindowGeometry
@@ -47,7 +46,6 @@ class WindowLayout:
     key_rows: Optional[Tensor]
     neighbours: Optional[Tensor]
     visible: Tensor
-    inside: Optional[Tensor]
     padding_takes_part: bool
 
     @classmethod
@@ -90,8 +88,8 @@ class WindowLayout:
         if pooled_neighbours:
             neighbours, there = grid.neighbours(pooled_neighbours, (region >= 0).any(1))
             visible = torch.cat([visible, there[:, None].expand(-1, slots_per_window, -1)], dim=2)
-        rows_back, inside = grid.tokens(geometry.query_size)
-        return cls(geometry, rows, rows_back, region, key_rows, neighbours, visible, inside, not mask_padding)
+        rows_back = grid.tokens(geometry.query_size)
+        return cls(geometry, rows, rows_back, region, key_rows, neighbours, visible, not mask_padding)
 
 
 class _Grid:
@@ -130,17 +128,14 @@ class _Grid:
             rows = torch.where(on_map[0] & on_map[1], (image * self.map_size[0] + y) * self.map_size[1] + x, outside)
         return rows, torch.where(real[0] & real[1], sides[0] * 2 + sides[1], -1)
 
-    def tokens(self, size: Size) -> Tuple[Tensor, Optional[Tensor]]:
-        """The slot of every token, ``(B * L,)``, and which are inside the extent of their image, ``(B, L, 1)``."""
+    def tokens(self, size: Size) -> Tensor:
+        """The slot of every token, ``(B * L,)``."""
         total = self.batch_size * self.map_size[0] * self.map_size[1]
         image, *coordinates = split(torch.arange(total, device=self.device), self.map_size)
         (wy, y), (wx, x) = (self.windows.slot(axis, coordinate, self.map_size[axis], self._extent(axis, image))
                             for axis, coordinate in enumerate(coordinates))
         slots = (((image * self.counts[0] + wy) * self.counts[1] + wx) * size[0] + y) * size[1] + x
-        if self.extents is None:
-            return slots, None
-        inside = [coordinate < self._extent(axis, image) for axis, coordinate in enumerate(coordinates)]
-        return slots, (inside[0] & inside[1]).view(self.batch_size, -1, 1)
+        return slots
 
     def neighbours(self, reach: int, real: Tensor) -> Tuple[Tensor, Tensor]:
         """The windows up to ``reach`` away from each, and whether there is something real in them, both ``(T, P)``."""

@@ -26,7 +26,7 @@ from swin_rpe_mm.executors.cpu.packed import PackedLayout
 from swin_rpe_mm.executors.cpu.rows import attend_rows, prepare
 from swin_rpe_mm.models import SwinBlock, WindowAttention
 from swin_rpe_mm.rpe.base import _keep
-from swin_rpe_mm.windows import PaddedWindows, ShiftedWindows, WindowLayout
+from swin_rpe_mm.windows import PaddedWindows, ShiftedWindows, WindowLayout, tokens_inside
 
 ENCODINGS = {
     'none': None,
@@ -89,7 +89,8 @@ def run_windows(module, maps, window, shift, extents, halo=(0, 0), pooled=0) -> 
     kind = (PaddedWindows if pooled else ShiftedWindows)(window, halo, shift)
     layout = WindowLayout.build(kind, len(maps), tuple(maps.shape[1:3]), torch.tensor(extents),
                                 pooled_neighbours=pooled)
-    return torch.where(layout.inside, module(maps.flatten(1, 2), layout), 0).view_as(maps)
+    inside = tokens_inside(torch.tensor(extents), tuple(maps.shape[1:3]))
+    return torch.where(inside, module(maps.flatten(1, 2), layout), 0).view_as(maps)
 
 
 def check_module(rng, case: int, rpe, pooled: int, cosine: bool, name: str) -> None:

@@ -34,7 +34,7 @@ def inputs_of(backbone: SwinRPE, images: torch.Tensor, extent: tuple[int, int] |
 
 def projected(given: LayerInput) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Scaled queries, keys and values of the tokens inside the extent, ``(heads, K, d)``; not of cosine attention."""
-    attention, inside = given.layer.attention, given.layout.inside[0, :, 0]
+    attention, inside = given.layer.attention, (given.layout.region.flatten() >= 0)[given.layout.rows_back]
     x = attention.qkv(given.tokens[0, inside]).detach()
     q, k, v = x.unflatten(1, (3, attention.num_heads, attention.head_dim)).permute(1, 2, 0, 3)
     return q * attention.scale, k, v

@@ -6,6 +6,7 @@ import torch.utils.checkpoint as cp
 from torch import Tensor
 
 from ...models import SwinBlock, SwinStage
+from ...windows import tokens_inside
 from .packed import Extents, PackedLayout
 
 Size = Tuple[int, int]
@@ -58,7 +59,7 @@ def run(stage: SwinStage, x: Tensor, size: Size, extents: Optional[Tensor],
             x = arguments[0](*arguments[1:])
     if packed:
         return _unpacked(x, pack, padded).view(shape)
-    return x if not padded else torch.where(plain_layouts[0].inside, x, 0)
+    return x if not padded else torch.where(tokens_inside(extents, size), x, 0)
 
 
 def _unpacked(x: Tensor, pack, padded: bool) -> Tensor:
