@@ -133,7 +133,7 @@ class SwinRPE(Swin):
         config = SwinConfig(**{field.name: given[field.name] for field in fields(SwinConfig) if field.init})
         super().__init__(config, init_cfg)
         self._dispatcher = Dispatcher(backend)
-        if config.attn_backend == 'sdpa':
+        if config.attn_backend == 'sdpa' and backend != 'plain':
             fuse_attention(self)
         self._had_extents = False
         register_loading(self)

@@ -57,6 +57,9 @@ class RelativePositionEncoding(BaseModule):
         resize_mode (str): How tables of another window are read when a state dict is loaded, see
             :func:`~swin_rpe_mm.rpe.interpolate.resize_table`.
 
+    Attributes:
+        geometry (WindowGeometry): The windows that this encoding is made for.
+
     Raises:
         InputError: If a value is not allowed.
     """
@@ -76,15 +79,11 @@ class RelativePositionEncoding(BaseModule):
         self.num_heads = num_heads
         self.window_size = _checked('window_size', window_size)
         self.key_size = _checked('key_size', window_size if key_size is None else key_size, len(self.window_size))
+        self.geometry = WindowGeometry.centred(self.window_size, self.key_size)
         self.head_dim = head_dim
         self.resize_mode = resize_mode
         self._register_state_dict_hook(_note_encoding)
         self._register_load_state_dict_pre_hook(_resize_on_load, with_module=True)
-
-    @property
-    def geometry(self) -> WindowGeometry:
-        """The windows that this encoding is made for."""
-        return WindowGeometry.centred(self.window_size, self.key_size)
 
     @property
     def sides(self) -> Window:
@@ -172,6 +171,7 @@ class RelativePositionEncoding(BaseModule):
         for part in self._parts():
             part.key_size = part._new_key_size(window, key_size)
             part.window_size = tuple(window)
+            part.geometry = WindowGeometry.centred(part.window_size, part.key_size)
         return replaced
 
     @torch.inference_mode(False)
