@@ -4,7 +4,7 @@ from typing import List, Sequence, Union
 import torch
 from torch import Tensor
 
-Length = Union[int, torch.SymInt]
+Length = int  # or a torch.SymInt, which computes as ints do and is no int to a type checker
 
 
 def ceil_div(length: Length, step: Length) -> Length:

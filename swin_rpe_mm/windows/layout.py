@@ -101,7 +101,8 @@ class _Grid:
         self.extents, self.mask_padding, self.device = extents, mask_padding, device
         self.counts = tuple(windows.count(axis, length) for axis, length in enumerate(map_size))
 
-    def slots(self, size: Size, origin: Tuple[int, int], outside: Optional[Length]) -> Tuple[Tensor, Tensor]:
+    def slots(self, size: Tuple[Length, ...], origin: Tuple[int, ...],
+              outside: Optional[Length]) -> Tuple[Tensor, Tensor]:
         """Token and region of every slot, both ``(T * N,)``.
 
         Args:
@@ -128,7 +129,7 @@ class _Grid:
             rows = torch.where(on_map[0] & on_map[1], (image * self.map_size[0] + y) * self.map_size[1] + x, outside)
         return rows, torch.where(real[0] & real[1], sides[0] * 2 + sides[1], -1)
 
-    def tokens(self, size: Size) -> Tensor:
+    def tokens(self, size: Tuple[Length, ...]) -> Tensor:
         """The slot of every token, ``(B * L,)``."""
         total = self.batch_size * self.map_size[0] * self.map_size[1]
         image, *coordinates = split(torch.arange(total, device=self.device), self.map_size)
