@@ -110,7 +110,7 @@ class RelativePositionEncoding(BaseModule):
         """
         if self.gives('rotate'):
             q, k = self.rotate(q, k, geometry)
-        terms = [self.bias(geometry)] if self.gives('bias') else []
+        terms: List[Any] = [self.bias(geometry)] if self.gives('bias') else []
         if self.gives('scores'):
             terms.append(self.scores(q, k, geometry, region))
         return q, k, sum(terms[1:], terms[0]) if terms else None

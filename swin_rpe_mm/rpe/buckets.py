@@ -80,12 +80,15 @@ def piecewise(offset: Tensor, ratio: float) -> Tensor:
 
 
 class Bucketing(NamedTuple):
-    """How the offsets along all axes become rows of tables; see :func:`bucketing` for the fields."""
+    """How the offsets along all axes become rows of tables; see :func:`bucketing` for the fields.
+
+    Those that the form does not use are 0.
+    """
     form: str
     join: str
-    num_buckets: Optional[int]
-    max_distance: Optional[float]
-    ratio: Optional[float]
+    num_buckets: int
+    max_distance: float
+    ratio: float
 
     def table_rows(self, axes: int) -> Tuple[int, ...]:
         """Rows of each table: one table, or one per axis where the join is ``cross``."""
@@ -93,7 +96,7 @@ class Bucketing(NamedTuple):
             return (self._distances, )
         return (self._per_axis**axes, ) if self.join == 'product' else (self._per_axis, ) * axes
 
-    def index(self, offset: Tensor) -> Tuple[Tensor, ...]:
+    def rows(self, offset: Tensor) -> Tuple[Tensor, ...]:
         """Row in each table, ``(...)`` long, of offsets ``(axes, ...)``."""
         if self.join == 'euclidean':
             return (self._of_distance(offset.double().norm(dim=0).round()), )
@@ -157,7 +160,7 @@ def bucketing(form: str,
         ratio = 1.9 if ratio is None else ratio
         if not _is_number(ratio) or ratio < 0.5:
             raise InputError(f'ratio must be a number from 0.5, got {ratio!r}')
-        return Bucketing(form, join, None, None, float(ratio))
+        return Bucketing(form, join, 0, 0., float(ratio))
 
     if ratio is not None:
         raise InputError(f'ratio is for the form piecewise, got {ratio!r} with {form}')
@@ -173,7 +176,7 @@ def bucketing(form: str,
     if not _is_number(max_distance) or max_distance <= exact:
         raise InputError(f'max_distance must be a number above {exact} with {num_buckets} buckets of the form {form}, '
                          f'got {max_distance!r}')
-    return Bucketing(form, join, num_buckets, float(max_distance), None)
+    return Bucketing(form, join, num_buckets, float(max_distance), 0.)
 
 
 def _is_number(value: object) -> bool:
@@ -182,4 +185,4 @@ def _is_number(value: object) -> bool:
 
 def bucket_rows(geometry: WindowGeometry, buckets: Bucketing, device: Device = 'cpu') -> Tuple[Tensor, ...]:
     """Row of each pair's offset in each table of ``buckets``, ``(Nq, Nk)`` long."""
-    return tuple(rows.to(device) for rows in buckets.index(offsets(geometry)))
+    return tuple(rows.to(device) for rows in buckets.rows(offsets(geometry)))

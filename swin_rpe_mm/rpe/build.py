@@ -44,9 +44,9 @@ def _options(encoding: type) -> List[str]:
     """Names that a config may give."""
     names = {'resize_mode'}
     for cls in encoding.__mro__[:encoding.__mro__.index(RelativePositionEncoding)]:
-        parameters = inspect.signature(cls.__init__).parameters.values()
+        parameters = inspect.signature(cls).parameters.values()
         names |= {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-    return sorted(names - {'self', *_WINDOW})
+    return sorted(names.difference(_WINDOW))
 
 
 def _hint(name: str, allowed: List[str]) -> str:
@@ -68,11 +68,15 @@ def build_rpe(rpe: RPEConfig, **window) -> Optional[RelativePositionEncoding]:
     if rpe is None:
         return None
     if isinstance(rpe, dict):
-        return _find(rpe['type'])(**window, **{key: value for key, value in rpe.items() if key != 'type'})
-    return SumRPE([build_rpe(part, **window) for part in rpe], **window)
+        return _build_one(rpe, window)
+    return SumRPE([_build_one(part, window) for part in rpe], **window)
 
 
-def rpe_of_stage(rpe: RPEConfig, stage: int, stages: int) -> RPEConfig:
+def _build_one(rpe: dict, window: dict) -> RelativePositionEncoding:
+    return _find(rpe['type'])(**window, **{key: value for key, value in rpe.items() if key != 'type'})
+
+
+def rpe_of_stage(rpe: Any, stage: int, stages: int) -> Any:
     """A stage's own config: an option given as a list of numbers or tuples has one entry per stage.
 
     Raises:
@@ -94,7 +98,7 @@ def rpe_of_stage(rpe: RPEConfig, stage: int, stages: int) -> RPEConfig:
     return own
 
 
-def _find(name: str) -> Optional[type]:
+def _find(name: str) -> Any:
     # get(), unlike build(), looks in this registry first whatever the default scope of the running config is
     try:
         return MODELS.get(name)

@@ -51,6 +51,7 @@ class ContextualRPE(RelativePositionEncoding):
             raise InputError(f'on must be any of the letters q, k and v, each at most once, got {on!r}')
         if self.head_dim is None:
             raise InputError('head_dim must be given for ContextualRPE, got None')
+        self.key_scale = self.head_dim**-0.5
         self.bucketing = bucketing(form, join, num_buckets, max_distance, ratio)
         shape = (self.head_dim, ) if shared_heads else (self.num_heads, self.head_dim)
         for letter in 'qkv':
@@ -77,7 +78,7 @@ class ContextualRPE(RelativePositionEncoding):
         if self.k_tables is not None:
             terms += [_logits(q, table, index) for table, index in zip(self.k_tables, rows)]
         if self.q_tables is not None:
-            keys = widened(k) * self.head_dim**-0.5
+            keys = widened(k) * self.key_scale
             terms += [_logits(keys, table, index.T).transpose(-2, -1) for table, index in zip(self.q_tables, rows)]
         return sum(terms[1:], terms[0]) if terms else None
 

@@ -52,7 +52,7 @@ class DecomposedRPE(RelativePositionEncoding):
         axes = len(self.sides)
         dtype = torch.promote_types(widened(q).dtype, self.relative_position_bias_tables[0].dtype)
         queries = q.to(dtype).unflatten(2, geometry.query_size)
-        bias = 0
+        terms = []
         for axis, table in enumerate(self.relative_position_bias_tables):
             rows = kept(offset_rows, _along(geometry, axis), _along(self.geometry, axis), table.device)
             vectors = F.embedding(rows, table.to(dtype))  # (wq, wk, d)
@@ -61,9 +61,11 @@ class DecomposedRPE(RelativePositionEncoding):
                 logits = torch.einsum('...qd,qkd->...qk', queries.movedim(2 + axis, -2), vectors)
             # (T, heads, Nq, 1, wk, 1), with as many ones as there are other axes
             logits = logits.movedim(-2, 2 + axis).flatten(2, 1 + axes)
-            bias = bias + logits.view(*logits.shape[:3], *(-1 if i == axis else 1 for i in range(axes)))
-        return bias.flatten(3)
+            terms.append(logits.view(*logits.shape[:3], *(-1 if i == axis else 1 for i in range(axes))))
+        return sum(terms[1:], terms[0]).flatten(3)
 
 
 def _along(geometry: WindowGeometry, axis: int) -> WindowGeometry:
-    return WindowGeometry(*(value and value[axis:axis + 1] for value in geometry))
+    query_size, key_size, origin, stride = geometry
+    own = slice(axis, axis + 1)
+    return WindowGeometry(query_size[own], key_size[own], origin[own], stride and stride[own])

@@ -39,10 +39,11 @@ class DynamicRPE(RelativePositionEncoding):
             raise InputError(f'hidden_dims must be a whole number from 1, got {hidden_dims!r}')
         if self.head_dim is None:
             raise InputError('head_dim must be given for DynamicRPE, got None')
-        self.inner = build_rpe(rpe, num_heads=self.num_heads, window_size=self.window_size, key_size=self.key_size,
-                               head_dim=self.head_dim)
-        if self.inner is None or not (self.inner.gives('bias') or self.inner.gives('scores')):
+        inner = build_rpe(rpe, num_heads=self.num_heads, window_size=self.window_size, key_size=self.key_size,
+                          head_dim=self.head_dim)
+        if inner is None or not (inner.gives('bias') or inner.gives('scores')):
             raise InputError(f'rpe of DynamicRPE must be an encoding with a bias to scale, got {rpe!r}')
+        self.inner = inner
         self.scale_mlp = nn.Sequential(
             nn.Linear(self.num_heads * self.head_dim, hidden_dims), nn.ReLU(), nn.Linear(hidden_dims, self.num_heads))
         self._init_scale()

@@ -3,7 +3,7 @@ import math
 from typing import Dict, Optional, Tuple, Union
 
 import torch
-from mmengine.model.weight_init import trunc_normal_
+from mmengine.model import trunc_normal_init
 from torch import Tensor, nn
 
 from ..errors import InputError
@@ -46,8 +46,8 @@ class LogCPB(RelativePositionEncoding):
                  **window):
         super().__init__(**window)
         axes = len(self.window_size)
-        many = isinstance(pretrained_window_size, (tuple, list))
-        sizes = tuple(pretrained_window_size) if many else (pretrained_window_size or 0, ) * axes
+        given = pretrained_window_size
+        sizes = tuple(given) if isinstance(given, (tuple, list)) else (given or 0, ) * axes
         if len(sizes) != axes or not all(type(size) is int and size >= 0 for size in sizes):
             raise InputError('pretrained_window_size must be None, a whole number from 0, or one of these for each of '
                              f'{axes} axes, got {pretrained_window_size!r}')
@@ -64,9 +64,8 @@ class LogCPB(RelativePositionEncoding):
 
     def init_weights(self) -> None:
         hidden, _, out = self.cpb_mlp
-        trunc_normal_(hidden.weight, std=0.02)
-        nn.init.zeros_(hidden.bias)
-        trunc_normal_(out.weight, std=0.02)
+        for layer in (hidden, out):
+            trunc_normal_init(layer, std=0.02)
 
     def bias(self, geometry: WindowGeometry) -> Tensor:
         """See :meth:`~.base.RelativePositionEncoding.bias`."""

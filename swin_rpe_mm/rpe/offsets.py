@@ -57,7 +57,7 @@ def all_offsets(geometry: WindowGeometry, device: Device = 'cpu') -> Tensor:
     return torch.stack(torch.meshgrid(*axes, indexing='ij'))
 
 
-def joint_index(parts: Sequence[Tensor], sides: Tuple[int, ...]) -> Tensor:
+def joint_index(parts: Union[Tensor, Sequence[Tensor]], sides: Tuple[int, ...]) -> Tensor:
     """One index for several, the last fastest: a tensor per axis, with entries from 0 to ``sides``, become one."""
     joined = torch.zeros_like(parts[0])
     for part, side in zip(parts, sides):

@@ -56,8 +56,8 @@ class RotaryRPE(RelativePositionEncoding):
     @torch.no_grad()
     def init_weights(self) -> None:
         if self.mode == 'mixed':
-            axes, heads, _ = self.freqs.shape
-            axial = axial_freqs(axes, self.head_dim, self.theta)
+            axes, heads, pairs = self.freqs.shape
+            axial = axial_freqs(axes, 2 * pairs, self.theta)
             self.freqs.copy_(torch.einsum('hab,bp->ahp', _random_rotations(heads, axes), axial))
 
     def rotate(self, q: Tensor, k: Tensor, geometry: WindowGeometry) -> Tuple[Tensor, Tensor]:
