@@ -34,7 +34,8 @@ def to_mm_names(weights: Mapping, noted: Mapping) -> Dict[str, Tensor]:
             an attention's only encoding is taken for Swin's or SwinV2's.
     """
     bare = not any(note.keys() & {'encoding', 'window_sizes'} for note in noted.values())
-    moved, owners = {}, {}
+    moved: Dict[str, str] = {}
+    owners: Dict[Tuple[str, str], str] = {}
     for key in weights:
         match = _OF_ENCODING.fullmatch(key)
         if match is None:

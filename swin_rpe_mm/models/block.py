@@ -1,6 +1,6 @@
 """Swin's block: norm, attention in windows, residual; norm, MLP, residual (arXiv 2103.14030, equation 3)."""
 import math
-from typing import Callable, Optional, Tuple
+from typing import Any, Callable, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -141,6 +141,10 @@ class WindowAttention(BaseModule):
     Raises:
         InputError: If pooled neighbours are asked for together with an encoding that rotates keys.
     """
+    # parameters and an encoding, or None: whatever uses them runs only where they are
+    logit_scale: Any
+    pooled_rpe: Any
+    v_bias: Any
 
     def __init__(self,
                  embed_dims: int,
@@ -207,16 +211,16 @@ class WindowAttention(BaseModule):
             q = q * self.scale
         else:
             q, k = self.scaled_cosine(q, k)
-        bias, own_keys = None, k.shape[2]
-        if self.rpe is not None:
-            q, k, bias = self.rpe(q, k, layout.geometry, layout.region)
+        bias, own_keys, rpe = None, k.shape[2], self.rpe
+        if rpe is not None:
+            q, k, bias = rpe(q, k, layout.geometry, layout.region)
         if pooled is not None:
             k, v, bias = self.append_pooled(q, k, v, bias, pooled)
 
         values = None
-        if self.rpe is not None and self.rpe.gives('values'):
+        if rpe is not None and rpe.gives('values'):
             def values(weights: Tensor) -> Optional[Tensor]:
-                return self.rpe.values(weights[..., :own_keys], layout.geometry)
+                return rpe.values(weights[..., :own_keys], layout.geometry)
         dropout = self.attn_drop_rate if self.training else 0.
         out = self.attend(q, k, v, bias, layout.visible, dropout, values)
         return self.proj_drop(self.proj(merge(out, layout).view_as(x)))
@@ -334,7 +338,8 @@ def mean_neighbours(k: Tensor, v: Tensor, region: Tensor, neighbours: Tensor) ->
     """
     real = (region >= 0)[:, None, :, None]
     count = real.sum(2).clamp(min=1)
-    return tuple(((x * real).sum(2) / count).to(x.dtype)[neighbours].transpose(1, 2) for x in (k, v))
+    mean_k, mean_v = (((x * real).sum(2) / count).to(x.dtype)[neighbours].transpose(1, 2) for x in (k, v))
+    return mean_k, mean_v
 
 
 def normalised(x: Tensor) -> Tensor:

@@ -34,6 +34,7 @@ class SwinConfig:
     Raises:
         InputError: Naming the argument, what it was, and what is allowed.
     """
+    # Any: given in one form, kept in another
     arch: str = 'tiny'
     rpe: Any = 'default'
     mask_padding: bool = True
@@ -42,16 +43,16 @@ class SwinConfig:
     halo: Any = 0
     pooled_neighbours: int = 0
     shift_windows: bool = True
-    shift_covered_axes: Optional[bool] = None
+    shift_covered_axes: Any = None
     attn_backend: str = 'sdpa'
-    pretrain_img_size: IntOrPair = 224
+    pretrain_img_size: Any = 224
     in_channels: int = 3
-    embed_dims: Optional[int] = None
-    patch_size: IntOrPair = 4
+    embed_dims: Any = None
+    patch_size: Any = 4
     mlp_ratio: float = 4
-    depths: Optional[Sequence[int]] = None
-    num_heads: Optional[Sequence[int]] = None
-    strides: Sequence[IntOrPair] = (4, 2, 2, 2)
+    depths: Any = None
+    num_heads: Any = None
+    strides: Any = (4, 2, 2, 2)
     out_indices: Sequence[int] = (0, 1, 2, 3)
     qkv_bias: bool = True
     qk_scale: Optional[float] = None

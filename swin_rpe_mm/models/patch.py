@@ -30,8 +30,9 @@ class PatchEmbed(BaseModule):
 
     def forward(self, images: Tensor) -> Tuple[Tensor, Size]:
         """``(B, C, H, W)`` images to ``(B, H' * W', embed_dims)`` tokens and ``(H', W')``; sides are rounded up."""
-        size = tuple(ceil_div(side, step) for side, step in zip(images.shape[2:], self.patch_size))
-        bottom, right = (n * step - side for n, step, side in zip(size, self.patch_size, images.shape[2:]))
+        height, width = images.shape[2:]
+        size = ceil_div(height, self.patch_size[0]), ceil_div(width, self.patch_size[1])
+        bottom, right = size[0] * self.patch_size[0] - height, size[1] * self.patch_size[1] - width
         tokens = self.projection(F.pad(images, (0, right, 0, bottom))).flatten(2).transpose(1, 2)
         return tokens if self.norm is None else self.norm(tokens), size
 
@@ -63,7 +64,7 @@ class PatchMerging(BaseModule):
 
     def forward(self, tokens: Tensor, size: Size) -> Tuple[Tensor, Size]:
         """``(B, H * W, in_channels)`` and ``(H, W)`` to ``(B, H' * W', out_channels)`` and ``(H', W')``."""
-        merged = tuple(ceil_div(side, step) for side, step in zip(size, self.stride))
+        merged = ceil_div(size[0], self.stride[0]), ceil_div(size[1], self.stride[1])
         joined = self._join(tokens, size, merged)
         if self.norm is None:
             return self.reduction(joined), merged

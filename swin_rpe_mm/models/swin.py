@@ -97,7 +97,7 @@ class Swin(BaseModule):
             images, extents = zero_outside(images, extents), merge_extents(extents, self.config.patch_size)
         x, size = self.run(self.patch_embed, images)
         if self.absolute_pos_embed is not None:
-            x = x + self._position_embedding(size, extents)
+            x = x + self._position_embedding(self.absolute_pos_embed, size, extents)
         x = self.drop_after_pos(x)
         outs = []
         for i, stage in enumerate(self.stages):
@@ -129,10 +129,9 @@ class Swin(BaseModule):
             strides.append((h, w))
         return [strides[i] for i in sorted(self.config.out_indices)]
 
-    def _position_embedding(self, size: Size, extents: Optional[Tensor]) -> Tensor:
-        """The absolute position embedding stretched over each image's extent, ``(B or 1, H * W, C)``, and the one of
-        the window laid out from its corner."""
-        grid = self.absolute_pos_embed
+    def _position_embedding(self, grid: Tensor, size: Size, extents: Optional[Tensor]) -> Tensor:
+        """The absolute position embedding ``grid`` stretched over each image's extent, ``(B or 1, H * W, C)``, and the
+        one of the window laid out from its corner."""
         if extents is None:
             extents = torch.stack([torch.full((1, ), side, device=grid.device) for side in size], dim=1)
         h, w = self.config.pos_embed_size
