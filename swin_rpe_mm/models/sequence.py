@@ -1,17 +1,20 @@
 """Attention over long sequences, block by block."""
 from dataclasses import replace
-from typing import Optional, Sequence
+from typing import Dict, Optional, Sequence
 
 import torch
 from mmengine.model import BaseModule
 from torch import Tensor
 
 from ..errors import InputError
+from ..rpe import LogCPB, TableRPE
 from ..rpe.replacing import Replaced, replace_in_optimizer
 from ..windows import ShiftedWindows, WindowLayout, tokens_inside
 from .block import WindowAttention
 
 _BLOCK_RPE = dict(type='BlockRPE')
+# what files of earlier versions have in the attention, and the encoding that it belongs to
+_IN_ATTENTION = {'relative_position_bias_table': TableRPE, 'cpb_mlp': LogCPB}
 
 
 class BlockLocalAttention(BaseModule):
@@ -49,6 +52,7 @@ class BlockLocalAttention(BaseModule):
         self.block_size = _positive(block_size)
         self.attn = WindowAttention(embed_dims, num_heads, (block_size, ), rpe, halo=(neighbours * block_size, ),
                                     **attention)
+        self._register_load_state_dict_pre_hook(_into_encoding, with_module=True)
 
     def forward(self, x: Tensor, lengths: Optional[Sequence[int]] = None) -> Tensor:
         """
@@ -84,6 +88,14 @@ class BlockLocalAttention(BaseModule):
         if optimizer is not None:
             replace_in_optimizer(optimizer, replaced)
         return replaced
+
+
+def _into_encoding(module: BlockLocalAttention, state_dict: Dict[str, Tensor], prefix: str, *_) -> None:
+    attention = f'{prefix}attn.'
+    for name, kind in _IN_ATTENTION.items():
+        path = next((path for path, part in module.attn.named_modules() if isinstance(part, kind)), None)
+        for key in [key for key in state_dict if path and key.startswith(attention + name)]:
+            state_dict[f'{attention}{path}.{key[len(attention):]}'] = state_dict.pop(key)
 
 
 def _positive(block_size: int) -> int:

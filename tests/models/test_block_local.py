@@ -167,6 +167,32 @@ def test_another_block_size(encoding, block_size):
         assert_forward(other(x, [31, 20])[i, :n], expected)
 
 
+@pytest.mark.parametrize('rpe, path', [
+    (dict(type='TableRPE'), 'rpe.'), (dict(type='LogCPB', hidden_dims=8), 'rpe.'),
+    ([dict(type='BlockRPE'), dict(type='TableRPE')], 'rpe.encodings.1.'),
+    (dict(type='DynamicRPE', rpe=dict(type='TableRPE')), 'rpe.inner.')])
+def test_files_of_earlier_versions(rpe, path):
+    """They have Swin's table and SwinV2's network directly in the attention; the path is where these are now."""
+    module, other = (torch.nn.Sequential(BlockLocalAttention(CHANNELS, HEADS, 4, rpe=rpe)) for _ in range(2))
+    expected = random_weights(module).state_dict()
+    old = module.state_dict()
+    moved = [key for key in old if key.startswith(f'0.attn.{path}')]
+    for key in moved:
+        old[key.replace(path, '')] = old.pop(key)
+    assert len(moved) == (3 if 'LogCPB' in str(rpe) else 1)
+    other.load_state_dict(old)
+    assert expected.keys() == other.state_dict().keys()
+    assert all(torch.equal(value, expected[key]) for key, value in other.state_dict().items())
+
+
+def test_a_table_of_another_encoding_is_not_taken():
+    module = BlockLocalAttention(CHANNELS, HEADS, 4)
+    state = module.state_dict()
+    state['attn.relative_position_bias_table'] = state.pop('attn.rpe.relative_position_bias_table')
+    with pytest.raises(RuntimeError, match='attn.relative_position_bias_table'):
+        module.load_state_dict(state)
+
+
 @pytest.mark.parametrize('kwargs, named', [
     (dict(block_size=0), 'block_size'), (dict(block_size=-1), 'block_size'), (dict(block_size=2.5), 'block_size'),
     (dict(neighbours=-1), 'neighbours'), (dict(neighbours=0.5), 'neighbours'), (dict(num_heads=3), 'num_heads'),
