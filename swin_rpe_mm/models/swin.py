@@ -106,7 +106,7 @@ class Swin(BaseModule):
                 outs.append(self.to_maps(getattr(self, f'norm{i}'), x, size, extents))
             if stage.downsample is not None:
                 x, size = self.run(stage.downsample, x, size)
-                extents = None if extents is None else merge_extents(extents, stage.downsample.stride)
+                extents = None if extents is None else merge_extents(extents, self.config.strides[i + 1])
         return tuple(outs)
 
     def run(self, module: nn.Module, *arguments: Any) -> Any:

@@ -6,7 +6,7 @@ import torch.utils.checkpoint as cp
 from torch import Tensor
 
 from ...models import SwinBlock, SwinStage
-from ...windows import tokens_inside
+from ...windows import Windows, tokens_inside
 from .packed import Extents, PackedLayout
 
 Size = Tuple[int, int]
@@ -17,8 +17,8 @@ def why_not(stage: SwinStage, x: Tensor, size: Size) -> Optional[str]:
     """Why its blocks cannot run on packed tokens, or None."""
     if x.device.type != 'cpu' or any(parameter.device.type != 'cpu' for parameter in stage.parameters()):
         return f'tokens are on {x.device.type}, or weights are not on the CPU'
-    attention = stage.blocks[0].attn.w_msa
-    if stage.kinds[0].geometry(size) != attention.geometry:
+    kind = stage.kinds[0]
+    if kind.geometry(size) != Windows.geometry(kind, size):
         return 'its windows depend on the size of the map'
     return None
 
