@@ -57,7 +57,7 @@ class Dispatcher:
             self._say(type(module).__name__, 'plain', reason)
             return module(*arguments)
         if isinstance(module, SwinStage):
-            return stage.run(module, *arguments, choose=self._choose)
+            return stage.run(module, *arguments, choose=self._choose, call=self.run)
         return (patch.embed if isinstance(module, PatchEmbed) else patch.merge)(module, *arguments)
 
     def to_maps(self, norm: nn.Module, x: Tensor, size: Tuple[int, int], extents: Optional[Tensor]) -> Optional[Tensor]:

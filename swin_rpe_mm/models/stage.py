@@ -16,7 +16,7 @@ Size = Tuple[int, int]
 
 
 class SwinStage(BaseModule):
-    """Blocks on regular and shifted windows in turn, and patch merging for whoever calls it next.
+    """Blocks on regular and shifted windows in turn, then patch merging.
 
     Args:
         embed_dims (int): Channels.
@@ -76,7 +76,7 @@ class SwinStage(BaseModule):
             WindowLayout.build(kind, batch_size, size, extents, self.mask_padding, self.pooled_neighbours, device)
             for kind in self.kinds)
 
-    def forward(self, x: Tensor, size: Size, extents: Optional[Tensor] = None) -> Tensor:
+    def forward(self, x: Tensor, size: Size, extents: Optional[Tensor] = None) -> Tuple[Tensor, Tensor, Size]:
         """
         Args:
             x (Tensor): Tokens ``(B, H * W, C)``, row by row.
@@ -84,7 +84,8 @@ class SwinStage(BaseModule):
             extents (Tensor, optional): ``(B, 2)``, height and width of each image's content in tokens; None for all.
 
         Returns:
-            Tensor: ``(B, H * W, C)``, zero outside the extents.
+            tuple: Tokens ``(B, H * W, C)``, zero outside the extents; these after patch merging,
+            ``(B, H' * W', C')``, and ``(H', W')``; without patch merging, the same again.
         """
         layouts = self.layouts(x.shape[0], size, extents, x.device)
         for index, block in enumerate(self.blocks):
@@ -93,7 +94,8 @@ class SwinStage(BaseModule):
                 x = cp.checkpoint(block, x, layout, use_reentrant=False)
             else:
                 x = block(x, layout)
-        return x if extents is None else torch.where(tokens_inside(extents, size), x, 0)
+        x = x if extents is None else torch.where(tokens_inside(extents, size), x, 0)
+        return (x, x, size) if self.downsample is None else (x, *self.downsample(x, size))
 
     def check_window(self, window: Size, halo: Size, mode: str) -> None:
         """Raise :class:`~swin_rpe_mm.InputError` if :meth:`set_window` would; changes nothing."""

@@ -101,12 +101,12 @@ class Swin(BaseModule):
         x = self.drop_after_pos(x)
         outs = []
         for i, stage in enumerate(self.stages):
-            x = self.run(stage, x, size, extents)
+            out, x, merged = self.run(stage, x, size, extents)
             if i in self.config.out_indices:
-                outs.append(self.to_maps(getattr(self, f'norm{i}'), x, size, extents))
-            if stage.downsample is not None:
-                x, size = self.run(stage.downsample, x, size)
-                extents = None if extents is None else merge_extents(extents, self.config.strides[i + 1])
+                outs.append(self.to_maps(getattr(self, f'norm{i}'), out, size, extents))
+            if extents is not None and i + 1 < len(self.stages):
+                extents = merge_extents(extents, self.config.strides[i + 1])
+            size = merged
         return tuple(outs)
 
     def run(self, module: nn.Module, *arguments: Any) -> Any:

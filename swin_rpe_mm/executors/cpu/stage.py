@@ -24,7 +24,7 @@ def why_not(stage: SwinStage, x: Tensor, size: Size) -> Optional[str]:
 
 
 def run(stage: SwinStage, x: Tensor, size: Size, extents: Optional[Tensor],
-        choose: Callable[[SwinBlock, Tensor], Optional[Run]]) -> Tensor:
+        choose: Callable[[SwinBlock, Tensor], Optional[Run]], call: Callable) -> Tuple[Tensor, Tensor, Size]:
     """As :meth:`~swin_rpe_mm.models.SwinStage.forward`.
 
     Args:
@@ -33,6 +33,7 @@ def run(stage: SwinStage, x: Tensor, size: Size, extents: Optional[Tensor],
         size (tuple[int, int]): H and W.
         extents (Tensor, optional): ``(B, 2)``.
         choose (Callable): What runs a block, or None for the block itself.
+        call (Callable): What calls patch merging, or has it computed.
     """
     shape = x.shape
     known = _as_tuples(extents, shape[0], size)
@@ -58,8 +59,10 @@ def run(stage: SwinStage, x: Tensor, size: Size, extents: Optional[Tensor],
         else:
             x = arguments[0](*arguments[1:])
     if packed:
-        return _unpacked(x, pack, padded).view(shape)
-    return x if not padded else torch.where(tokens_inside(extents, size), x, 0)
+        x = _unpacked(x, pack, padded).view(shape)
+    elif padded:
+        x = torch.where(tokens_inside(extents, size), x, 0)
+    return (x, x, size) if stage.downsample is None else (x, *call(stage.downsample, x, size))
 
 
 def _unpacked(x: Tensor, pack, padded: bool) -> Tensor:
