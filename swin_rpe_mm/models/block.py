@@ -282,7 +282,7 @@ def partition(rows: Tensor, layout: WindowLayout, num_heads: int) -> Tuple[Tenso
         cut = rows[-1:].expand(windows * slots, -1).clone()
     else:
         cut = rows.new_zeros(windows * slots, rows.shape[1])
-    cut[layout.rows_back] = rows[:tokens]
+    cut = cut.index_put_((layout.rows_back, ), rows[:tokens])
     return cut.view(windows, slots, 3, num_heads, rows.shape[1] // (3 * num_heads)).permute(2, 0, 3, 1, 4).unbind(0)
 
 
@@ -291,8 +291,7 @@ def merge(windows: Tensor, layout: WindowLayout) -> Tensor:
     slots = windows.transpose(1, 2).flatten(2).flatten(0, 1)
     tokens = layout.rows_back.shape[0]
     maps = slots.new_empty(tokens + 1, slots.shape[1])  # empty slots go to the last row
-    maps[layout.rows] = slots
-    return maps[:tokens]
+    return maps.index_put_((layout.rows, ), slots)[:tokens]
 
 
 def attend(q: Tensor,
