@@ -1,4 +1,6 @@
 """Fixtures of all tests, and the table of worst errors at the end of a run."""
+from pathlib import Path
+
 import pytest
 import torch
 from needs import NO_OPS
@@ -19,8 +21,21 @@ def _seeded():
     torch.manual_seed(0)
 
 
+# what make test-fast leaves out beside tests that are marked themselves: programs, whole models, and long products of
+# cases, of which others hold the same property for a few
+SLOW = ('tools', 'sharding', 'configs', 'mm', 'visualization', 'real_data', 'checkpoints', 'test_api.py',
+        'test_readme.py', 'executors/test_untouched.py', 'executors/test_executors.py', 'executors/test_packed.py',
+        'executors/test_key_groups.py', 'models/test_traced.py', 'models/test_inside_models.py',
+        'models/test_set_window_size.py', 'models/test_cross_window.py', 'rpe/test_contract.py', 'rpe/test_resample.py')
+
+
 def pytest_collection_modifyitems(items):
-    """Skip what needs mmcv's compiled operators where it has none."""
+    """Mark what is slow by its place, and skip what needs mmcv's compiled operators where it has none."""
+    folder = Path(__file__).parent
+    for item in items:
+        place = item.path.relative_to(folder).as_posix()
+        if any(place == slow or place.startswith(f'{slow}/') for slow in SLOW):
+            item.add_marker(pytest.mark.slow)
     if not has_ops():
         for item in items:
             if item.get_closest_marker('needs_ops'):
