@@ -12,14 +12,14 @@ from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
 from swin_rpe_mm import SwinRPE
-from swin_rpe_mm.models import FFN, SwinBlock
+from swin_rpe_mm.models import FFN, SwinBlock, SwinStage
 
 try:
     from torch.distributed.fsdp import fully_shard
 except ImportError:
     fully_shard = None
 
-PARTS = {'model': SwinRPE, 'block': SwinBlock, 'ffn': FFN, 'linear': nn.Linear}
+PARTS = {'model': SwinRPE, 'stage': SwinStage, 'block': SwinBlock, 'ffn': FFN, 'linear': nn.Linear}
 SIZE = (44, 60)
 EXTENTS = (((44, 60), (31, 38)), ((23, 60), (44, 50)))  # of the images of either rank
 

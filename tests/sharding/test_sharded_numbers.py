@@ -17,7 +17,7 @@ from sharded import (
 
 FAST = [(way, 'block', 'nano', '') for way in ('FSDP2', 'FULL_SHARD')]
 SLOW = [
-    *((way, part, 'nano', '') for way in ('FSDP2', 'FULL_SHARD') for part in ('model', 'ffn', 'linear')),
+    *((way, part, 'nano', '') for way in ('FSDP2', 'FULL_SHARD') for part in ('model', 'stage', 'ffn', 'linear')),
     *((way, 'block', 'v2-nano', '') for way in ('FSDP2', 'FULL_SHARD')),
     *((way, 'block', 'nano', again) for way in ('FSDP2', 'FULL_SHARD') for again in ('with_cp', 'wrapper')),
     *((way, 'block', 'nano', '') for way in ('SHARD_GRAD_OP', 'NO_SHARD', 'HYBRID_SHARD')),
