@@ -104,6 +104,7 @@ class Swin(BaseModule):
             out, x, merged = self.run(stage, x, size, extents)
             if i in self.config.out_indices:
                 outs.append(self.to_maps(getattr(self, f'norm{i}'), out, size, extents))
+            del out  # as large as all of the next stage needs
             if extents is not None and i + 1 < len(self.stages):
                 extents = merge_extents(extents, self.config.strides[i + 1])
             size = merged
