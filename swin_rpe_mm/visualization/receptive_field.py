@@ -49,7 +49,7 @@ def squared_gradients(backbone: Swin, images: Tensor, probes: Sequence[Tensor],
     images = images.detach().clone().requires_grad_()
     outs: list[Tensor] = []
     # the norms of the outputs would take out what all channels have in common
-    handles = [stage.register_forward_hook(lambda module, args, out: outs.append(out)) for stage in backbone.stages]
+    handles = [stage.register_forward_hook(lambda module, args, out: outs.append(out[0])) for stage in backbone.stages]
     try:
         with torch.enable_grad():
             run(backbone, images, [extent])
