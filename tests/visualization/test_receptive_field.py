@@ -20,7 +20,7 @@ EXTENT = (39, 50)
 def middle_outputs(backbone, images, probes) -> list[float]:
     """The output that is looked at of each stage, times its probe."""
     outs = []
-    handles = [stage.register_forward_hook(lambda module, args, out: outs.append(out)) for stage in backbone.stages]
+    handles = [stage.register_forward_hook(lambda module, args, out: outs.append(out[0])) for stage in backbone.stages]
     backbone(images, [EXTENT])
     for handle in handles:
         handle.remove()
