@@ -15,6 +15,7 @@ class Tuning:
         keys_at_once (int): Where windows share keys: keys gathered at a time, about as many as a large map has tokens.
         keys_in_cache (int): The same in inference.
         logits_at_once (int): And logits of those.
+        few_parts (int): Weights are laid out for rows of one number only where more parts than this use them.
         few_keys (int): PyTorch's fused attention is the faster one with this many keys or more.
         window_step (int): Numbers of windows are multiples of this, so that few numbers of tokens occur.
     """
@@ -24,6 +25,7 @@ class Tuning:
     keys_at_once: int = 2**16
     keys_in_cache: int = 2**13
     logits_at_once: int = 2**24
+    few_parts: int = 2
     few_keys: int = 160
     window_step: int = 8
 

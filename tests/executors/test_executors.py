@@ -151,6 +151,19 @@ def test_recomputed_blocks_are_run_by_executors_too():
     assert_gradients(*results)
 
 
+def test_what_a_hook_keeps_is_not_written_over():
+    """Blocks without gradients write over what the block before made, but not where anybody may have it."""
+    kept = []
+    model, images = build(depths=(5, 1)).eval(), pixels(2, 3, 41, 52)
+    block = model.stages[0].blocks[2]
+    block.register_forward_hook(
+        lambda _, inputs, out: kept.extend((tokens, tokens.clone()) for tokens in (images, inputs[0], out)))
+    with torch.no_grad(), tuning(tokens_at_once=50), counted() as counts:
+        model(images), model(images, torch.tensor([[41, 52], [30, 41]]))
+    assert counts['cpu_inference'] == 2 * 5 and len(kept) == 2 * 3
+    assert all(torch.equal(now, then) for now, then in kept)
+
+
 def test_who_looks_at_operations_sees_the_plain_model():
     model, images = build().train(), pixels(1, 3, 41, 52)
     with counted() as counts, FlopCounterMode(display=False) as auto:

@@ -1,4 +1,6 @@
 """Layers that keep little, and patches band by band, give what the plain layers give."""
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -8,7 +10,7 @@ from small import build
 from torch import nn
 
 from swin_rpe_mm.executors import tuning
-from swin_rpe_mm.executors.cpu import linear, packed, parts, patch
+from swin_rpe_mm.executors.cpu import linear, packed, parts, patch, products
 from swin_rpe_mm.models import PatchEmbed, PatchMerging
 
 LAYERS = {
@@ -45,6 +47,35 @@ def test_prepared_layers(before, bias, rows):
             for most in (rows, rows + 1):
                 actual = linear.prepared(layer, first, most)(x)
                 assert_forward(actual, results[0][0], 'prepared layers without gradients')
+
+
+@pytest.mark.parametrize('activation', [name for name in LAYERS if 'norm' not in name])
+@pytest.mark.parametrize('gradients', [True, False])
+def test_prepared_mlp(activation, gradients):
+    """GELU inside of a product, in its place, or as a layer of its own."""
+    first, between, second = nn.Linear(12, 7), LAYERS[activation]() or nn.Identity(), nn.Linear(7, 5)
+    norm, x = nn.LayerNorm(12), torch.randn(9, 12)
+    expected = second(between(first(norm(x))))
+    with torch.set_grad_enabled(gradients):
+        for rows in (0, 9, 10):
+            actual = linear.prepared_mlp(first, between, second, norm, rows)(x)
+            assert_forward(actual, expected, f'{rows} rows')
+            assert actual.requires_grad == gradients
+
+
+def test_a_build_without_onednn_does_without(monkeypatch):
+    """PyTorch's products give the same."""
+    layer, x = nn.Linear(12, 5), torch.randn(9, 12)
+    with torch.no_grad():
+        expected = layer(x)
+        monkeypatch.setattr(products, '_ONEDNN', SimpleNamespace())
+        products.has_onednn.cache_clear()
+        try:
+            assert not products.has_onednn()
+            assert_forward(linear.prepared(layer, rows=9)(x), expected, 'without oneDNN')
+        finally:
+            monkeypatch.undo()
+            products.has_onednn.cache_clear()
 
 
 @pytest.mark.parametrize('norm', ['LN', 'none'])

@@ -46,6 +46,7 @@ def run(block: SwinBlock, x: Tensor, layout: PackedLayout, mask_padding: bool, s
         parts, tokens = cut_into_parts(layout, at_once)
     if len(parts) <= 1:
         return run_rows(block, prepare(block, tokens), x, layout, mask_padding, kept)
+    tokens = tokens if len(parts) > current().few_parts else 0
     around = [None] * len(parts)
     if has_halo(attention):
         # the largest tensor of all: to have its memory mapped anew for each block would take longer than filling it
@@ -53,10 +54,12 @@ def run(block: SwinBlock, x: Tensor, layout: PackedLayout, mask_padding: bool, s
         biases = {}
         around = [Beyond(scratch['kv'], own, biases) for own in key_groups_of_parts(attention, layout, at_once)]
     layers = prepare(block, tokens, queries_only=has_halo(attention))
-    out = torch.empty_like(x)
+    # tokens that the block before made here are nobody else's: no window is read once it was written
+    out = x if scratch.get('own') is x else torch.empty_like(x)
     for part, beyond in zip(parts, around):
         rows = run_rows(block, layers, x.index_select(0, part.tokens), part.layout, mask_padding, kept, beyond)
         out.index_copy_(0, part.tokens, rows)
+    scratch['own'] = out
     return out
 
 

@@ -14,8 +14,8 @@ from ..tuning import current
 from .products import Product, ProductGradients, autocast_dtype
 
 
-def prepared(layer: nn.Linear, before: Optional[nn.Module] = None, rows: int = 0,
-             outputs: slice = slice(None)) -> Callable[[Tensor], Tensor]:
+def prepared(layer: nn.Linear, before: Optional[nn.Module] = None, rows: int = 0, outputs: slice = slice(None),
+             gelu: bool = False) -> Callable[[Tensor], Tensor]:
     """``layer`` for a series of calls between which its weight does not change.
 
     Args:
@@ -24,6 +24,7 @@ def prepared(layer: nn.Linear, before: Optional[nn.Module] = None, rows: int = 0
             is not kept for the backward pass.
         rows (int): How many rows most calls have, see :class:`~.products.Product`.
         outputs (slice): Which of the output features.
+        gelu (bool): Whether these go through GELU; only without gradients.
 
     Returns:
         Callable: From rows ``(R, in_features)`` to ``layer(before(rows))[:, outputs]``.
@@ -34,8 +35,18 @@ def prepared(layer: nn.Linear, before: Optional[nn.Module] = None, rows: int = 0
             gelu = isinstance(before, nn.GELU)
             return lambda x: _LinearAfter.apply(x, gelu, scale, shift, eps, layer.weight, layer.bias)
         return lambda x: _LinearAfter.apply(before(x), False, None, None, None, layer.weight, layer.bias)
-    product = Product(layer.weight[outputs], None if layer.bias is None else layer.bias[outputs], rows)
+    product = Product(layer.weight[outputs], None if layer.bias is None else layer.bias[outputs], rows, gelu)
     return product if before is None else lambda x: product(before(x))
+
+
+def prepared_mlp(first: nn.Linear, activation: nn.Module, second: nn.Linear, before: Optional[nn.Module] = None,
+                 rows: int = 0) -> Callable[[Tensor], Tensor]:
+    """Two layers with an activation between them, arguments as for :func:`prepared`."""
+    if not torch.is_grad_enabled() and isinstance(activation, nn.GELU) and can_recompute(activation):
+        inner, outer = prepared(first, before, rows, gelu=True), prepared(second, rows=rows)
+    else:
+        inner, outer = prepared(first, before, rows), prepared(second, activation, rows)
+    return lambda x: outer(inner(x))
 
 
 def norm_linear(x: Tensor, scale: Tensor, shift: Tensor, eps: float, weight: Tensor) -> Tensor:

@@ -1,4 +1,5 @@
 """The products of a linear layer and of its gradients, over rows taken a few thousand at a time."""
+import functools
 from typing import Optional, Tuple
 
 import torch
@@ -10,7 +11,25 @@ _ONEDNN = torch.ops.mkldnn
 
 def suits_onednn(weight: Tensor) -> bool:
     """Whether oneDNN's products, about a tenth faster on CPUs, may take the place of PyTorch's."""
-    return weight.device.type == 'cpu' and weight.dtype == torch.float32 and autocast_dtype(weight) is None
+    suits = weight.device.type == 'cpu' and weight.dtype == torch.float32 and autocast_dtype(weight) is None
+    return suits and has_onednn()
+
+
+@functools.cache
+def has_onednn() -> bool:
+    """Whether this build of PyTorch has these operators, which are no part of its public interface, as they are called
+    here."""
+    x, weight, bias = torch.eye(2), torch.tensor([[1., 2.], [3., 4.]]), torch.tensor([5., 6.])
+    try:
+        with torch.no_grad():
+            given = _by_onednn(x, _ONEDNN._reorder_linear_weight(weight), bias, gelu=True)
+    except (AttributeError, RuntimeError, TypeError):
+        return False
+    return torch.allclose(given, F.gelu(F.linear(x, weight, bias)))
+
+
+def _by_onednn(x: Tensor, packed: Tensor, bias: Optional[Tensor], gelu: bool) -> Tensor:
+    return _ONEDNN._linear_pointwise(x, packed, bias, *(('gelu', [], 'none') if gelu else ('none', [], '')))
 
 
 def autocast_dtype(x: Tensor) -> Optional[torch.dtype]:
@@ -28,17 +47,20 @@ class Product:
         bias (Tensor, optional): ``(out_features, )``.
         rows (int): How many rows most blocks have. On a CPU in float32, the weight is laid out for these once by
             oneDNN. It makes a kernel for every number of rows, so blocks with another number go without it.
+        gelu (bool): Whether what it gives goes through GELU, without gradients: in the kernel of the product, which
+            saves a pass over it and a tensor of its size.
     """
 
-    def __init__(self, weight: Tensor, bias: Optional[Tensor], rows: int):
-        self.weight, self.bias, self.rows = weight, bias, rows
+    def __init__(self, weight: Tensor, bias: Optional[Tensor], rows: int, gelu: bool = False):
+        self.weight, self.bias, self.rows, self.gelu = weight, bias, rows, gelu
         self.packed = _ONEDNN._reorder_linear_weight(weight.detach()) if rows and suits_onednn(weight) else None
 
     def __call__(self, x: Tensor) -> Tensor:
         """``(R, in_features)`` to ``(R, out_features)``."""
         if self.packed is None or len(x) != self.rows:
-            return F.linear(x, self.weight, self.bias)
-        return _ONEDNN._linear_pointwise(x, self.packed, self.bias, 'none', [], '')
+            out = F.linear(x, self.weight, self.bias)
+            return torch.ops.aten.gelu_(out) if self.gelu else out
+        return _by_onednn(x, self.packed, self.bias, self.gelu)
 
 
 class ProductGradients:

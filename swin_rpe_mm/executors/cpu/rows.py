@@ -12,7 +12,7 @@ from ...rpe import RelativePositionEncoding
 from ..tuning import current
 from .by_heads import attend_windows
 from .key_groups import KeyGroup, all_keys, group_by_keys, groups_of_parts
-from .linear import by_rows, prepared, run_in_parts
+from .linear import by_rows, prepared, prepared_mlp, run_in_parts
 from .packed import PackedLayout
 
 Pair = Tuple[Tensor, Tensor]
@@ -59,11 +59,7 @@ def prepare(block: SwinBlock, tokens: int = 0, queries_only: bool = False) -> La
     before = (None, None) if norm_after else (block.norm1, block.norm2)
     outputs = slice(attention.proj.in_features if queries_only else None)
     qkv, proj = prepared(attention.qkv, before[0], tokens, outputs), prepared(attention.proj, rows=tokens)
-    first, second = prepared(first, before[1], tokens), prepared(second, activation, tokens)
-
-    def mlp(x: Tensor) -> Tensor:
-        return second(first(x))
-
+    mlp = prepared_mlp(first, activation, second, before[1], tokens)
     if tokens and attention.pooled_neighbours:  # then calls have all tokens
         qkv, proj, mlp = (by_rows(layer, tokens) for layer in (qkv, proj, mlp))
     norms = (block.norm1, block.norm2) if norm_after else (nn.Identity(), nn.Identity())

@@ -35,6 +35,12 @@ def run(stage: SwinStage, x: Tensor, size: Size, extents: Optional[Tensor],
         choose (Callable): What runs a block, or None for the block itself.
         call (Callable): What calls patch merging, or has it computed.
     """
+    x = _run_blocks(stage, x, size, extents, choose)
+    return (x, x, size) if stage.downsample is None else (x, *call(stage.downsample, x, size))
+
+
+def _run_blocks(stage: SwinStage, x: Tensor, size: Size, extents: Optional[Tensor],
+                choose: Callable[[SwinBlock, Tensor], Optional[Run]]) -> Tensor:
     shape = x.shape
     known = _as_tuples(extents, shape[0], size)
     layouts = [PackedLayout.build(kind, size, known, stage.mask_padding, stage.pooled_neighbours)
@@ -59,10 +65,8 @@ def run(stage: SwinStage, x: Tensor, size: Size, extents: Optional[Tensor],
         else:
             x = arguments[0](*arguments[1:])
     if packed:
-        x = _unpacked(x, pack, padded).view(shape)
-    elif padded:
-        x = torch.where(tokens_inside(extents, size), x, 0)
-    return (x, x, size) if stage.downsample is None else (x, *call(stage.downsample, x, size))
+        return _unpacked(x, pack, padded).view(shape)
+    return torch.where(tokens_inside(extents, size), x, 0) if padded else x
 
 
 def _unpacked(x: Tensor, pack, padded: bool) -> Tensor:
