@@ -29,7 +29,7 @@ from tools.lib.benchmark import report, studies
 from tools.lib.benchmark.cases import DTYPES, PATCH, Case, Numbers, read_sizes
 from tools.lib.benchmark.contestants import PEERS, Architecture, Contestant, select_peers
 from tools.lib.benchmark.machine import describe
-from tools.lib.benchmark.memory import check_memory, in_own_process, peak_bytes
+from tools.lib.benchmark.memory import check_memory, median_peak
 from tools.lib.benchmark.timing import median_ratio, race
 from tools.lib.benchmark.yardsticks import yardsticks
 from tools.lib.cli import run_tool
@@ -231,7 +231,7 @@ def measure(case: Case, mode: str, contestants: Sequence[Contestant], architectu
         rows[name] = dict(seconds=times, median=median(times), min=min(times), max=max(times), ratios=ratios)
     if args.memory:
         for contestant in tqdm(contestants, desc=f'memory of {mode}, {case}', leave=False, disable=None):
-            rows[contestant.name]['peak_bytes'] = in_own_process(peak_bytes, contestant, case, numbers, mode)
+            rows[contestant.name]['peak_bytes'] = median_peak(contestant, case, numbers, mode)
     name = Path(args.config).stem if args.config else contestants[0].backbone.get('arch', 'tiny')
     title = f'{name}, {args.dtype}'
     title += ' autocast' * args.autocast + ' compiled' * args.compile + ' with_cp' * args.with_cp

@@ -1,4 +1,4 @@
-"""The most memory that one step takes above weights and images, each contestant in a process of its own.
+"""The most memory that one step takes above weights and images, each contestant in processes of its own.
 
 A process first does the same step on a small image with another model, so that the code of the libraries, the stacks of
 their threads and their own buffers are there; builds model and images; gives what is free back to the system; and does
@@ -7,7 +7,8 @@ saved for the backward pass, gradients, masks and indices that are made at the f
 allocator keeps in between. Masks that timm makes together with its weights are not in it.
 
 On the CPU the peak is that of the resident pages, which Linux counts (VmHWM in /proc/self/status) and sets back on
-demand. On a GPU it is what PyTorch's allocator has handed out.
+demand. What the C library's allocator keeps in between differs by a fifth from one process to the next, so this is the
+median of several. On a GPU it is what PyTorch's allocator has handed out.
 """
 from __future__ import annotations
 
@@ -21,6 +22,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from multiprocessing import get_context, parent_process
 from pathlib import Path
+from statistics import median
 from typing import TypeVar
 
 import torch
@@ -29,6 +31,7 @@ from swin_rpe_mm.errors import InputError
 from tools.lib.benchmark.cases import Case, Numbers
 from tools.lib.benchmark.contestants import SMALL, Contestant
 
+PROCESSES = 5
 T = TypeVar('T')
 _STATUS, _RESET = Path('/proc/self/status'), Path('/proc/self/clear_refs')
 
@@ -61,6 +64,13 @@ def _end_with_parent() -> None:
         os._exit(1)
 
     threading.Thread(target=wait, daemon=True).start()
+
+
+def median_peak(contestant: Contestant, case: Case, numbers: Numbers, mode: str) -> int | None:
+    """Bytes of one step above weights and images; None if a process was ended for want of memory."""
+    processes = PROCESSES if numbers.device == 'cpu' else 1
+    peaks = [in_own_process(peak_bytes, contestant, case, numbers, mode) for _ in range(processes)]
+    return None if None in peaks else int(median(peaks))
 
 
 def peak_bytes(contestant: Contestant, case: Case, numbers: Numbers, mode: str) -> int:
