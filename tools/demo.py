@@ -30,6 +30,7 @@ from mmengine.structures import InstanceData, PixelData
 
 from swin_rpe_mm import make_padding_invariant
 from swin_rpe_mm.errors import InputError
+from swin_rpe_mm.mm.checkpoint_files import read_safely
 from swin_rpe_mm.mm.configs import has_ops
 from tools.lib.cli import run_tool
 
@@ -193,6 +194,7 @@ def draw_predictions(task: Task, pictures: Path) -> None:
     cfg = Config.fromfile(task.work_dir / task.config)
     init_default_scope(cfg.default_scope)
     model = MODELS.build(cfg.model)
+    read_safely()
     load_checkpoint(model, str(task.checkpoint()), map_location='cpu')
     model = make_padding_invariant(model).eval()
     dataset = DATASETS.build(cfg.val_dataloader.dataset)
