@@ -6,7 +6,7 @@ VENV := .venv/bin/python
 SETUP = for python in $(PYTHON); do \
 	"$$python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null && exec "$$python" -m tools.setup
 # Tests use one thread each, so several run at once, in processes of at most 3 GB.
-PYTEST = MPLBACKEND=Agg $(VENV) -m pytest -n auto --maxprocesses 8 --dist loadfile
+PYTEST = MPLBACKEND=Agg $(VENV) -m pytest -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 TESTS = $(or $(addprefix tests/,$(AREA)),tests)
 
 .DEFAULT_GOAL := help
