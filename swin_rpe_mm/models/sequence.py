@@ -1,5 +1,4 @@
 """Attention over long sequences, block by block."""
-from dataclasses import replace
 from typing import Dict, Optional, Sequence
 
 import torch
@@ -73,7 +72,7 @@ class BlockLocalAttention(BaseModule):
         windows = ShiftedWindows((1, self.block_size), halo=(0, self.neighbours * self.block_size))
         extents = torch.tensor([(1, entry) for entry in lengths], device=x.device)
         layout = WindowLayout.build(windows, batch, (1, length), extents, device=x.device)
-        layout = replace(layout, geometry=self.attn.geometry)  # of one axis, as the encoding is
+        layout = layout._replace(geometry=self.attn.geometry)  # of one axis, as the encoding is
         inside = tokens_inside(extents, (1, length))
         x = torch.where(inside, x, 0)  # what lies behind may be no number, and 0 times NaN is NaN
         return torch.where(inside, self.attn(x, layout), 0)

@@ -1,5 +1,4 @@
 """What attention computes on its way and does not keep: the logits of a few windows, worked out again."""
-from dataclasses import replace
 from typing import List, NamedTuple, Optional
 
 import torch
@@ -115,7 +114,7 @@ def _in_windows(attention: WindowAttention, windows: Tensor, x: Tensor, layout: 
     """q, k and v of all slots of some windows, ``(W, heads, N, d)`` each."""
     rows = layout.rows.view_as(layout.region)[windows].flatten()
     filled = (rows < len(layout.rows_back)).nonzero().flatten()
-    part = replace(layout, region=layout.region[windows], rows_back=filled)
+    part = layout._replace(region=layout.region[windows], rows_back=filled)
     return partition(_project(attention, torch.cat([x[rows[filled]], x[-1:]])), part, attention.num_heads)
 
 

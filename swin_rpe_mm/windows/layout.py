@@ -4,8 +4,7 @@ One ``arange`` over all slots is taken apart by division into image, window and 
 into coordinates; comparisons with sizes and extents tell what is real. No shape is worked out from data, so all of this
 can be traced, exported, and computed on the device, about two dozen small operations a layout.
 """
-from dataclasses import dataclass
-from typing import Optional, Tuple
+from typing import NamedTuple, Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -17,9 +16,9 @@ from .kinds import Extent, Windows
 Size = Tuple[Length, Length]
 
 
-@dataclass(frozen=True, eq=False)
-class WindowLayout:
-    """T windows of N slots over the L = H * W tokens of each of B maps.
+class WindowLayout(NamedTuple):
+    """T windows of N slots over the L = H * W tokens of each of B maps. A tuple: what looks for the tensors among a
+    module's arguments, such as tracers and drawers of graphs, finds these.
 
     A query sees a key if and only if their regions are equal. An empty slot has region -1, so it sees empty slots and
     is seen by empty slots only: no row of an attention matrix is ever empty, and one rule covers shift, window padding

@@ -164,3 +164,9 @@ def test_neighbours_are_the_windows_around(case):
             assert there[t, p] == (other is not None)
             if other is not None:
                 assert layout.neighbours[t, p] == other
+
+
+def test_its_tensors_are_found_among_arguments():
+    """By PyTorch's own trees, as those who trace or draw a block see them."""
+    leaves = torch.utils._pytree.tree_leaves(draw(0, halo=True, pooled_neighbours=1)[-1])
+    assert sum(isinstance(leaf, torch.Tensor) for leaf in leaves) == 6
