@@ -52,7 +52,7 @@ class Dispatcher:
         reason = why_not_now(arguments[0])
         if reason:  # nothing is said: a compiler would stumble over it
             return module(*arguments)
-        reason = self._why_not(module, *arguments)
+        reason = self._why_not(module, arguments[0])
         if reason:
             self._say(type(module).__name__, 'plain', reason)
             return module(*arguments)
@@ -70,12 +70,12 @@ class Dispatcher:
         maps = patch.to_maps(norm, x, size)
         return maps if extents is None else zero_outside(maps, extents)
 
-    def _why_not(self, module: nn.Module, x: Tensor, *others: Any) -> Optional[str]:
+    def _why_not(self, module: nn.Module, x: Tensor) -> Optional[str]:
         """Why a module that is no block is called as it is."""
         if type(module) is SwinStage:
             # of the stage itself: what is inside its blocks concerns one block each
             return (why_not_untouched(module, 'stage', recurse=False) or why_not_untouched(module.blocks, recurse=False)
-                    or stage.why_not(module, x, *others[:1]))
+                    or stage.why_not(module, x))
         if type(module) not in (PatchEmbed, PatchMerging):
             return f'it is a {type(module).__name__}'
         if any(tensor.device.type != 'cpu' for tensor in (x, *module.parameters())):

@@ -88,6 +88,17 @@ def test_the_fastest_that_can_is_taken(options, training, taken):
     assert counts == {name: 4 if name == taken else 0 for name in EXECUTORS}
 
 
+@pytest.mark.parametrize('side', [9, 12, 13])
+def test_windows_of_the_size_of_the_map_are_left_to_the_plain_model(side):
+    """Also where a map is as large as a window would be, and images in it are smaller."""
+    options = dict(windows=dict(type='GlobalWindows'), rpe=dict(type='LogCPB', hidden_dims=5), window_size=3)
+    images, extents = pixels(2, 3, side, side), [(side, side), (4, side - 2)]
+    with torch.no_grad():
+        for actual, expected in zip(*(build(**options, backend=backend)(images, extents)
+                                      for backend in ('auto', 'plain'))):
+            assert_forward(actual, expected)
+
+
 def test_frozen_blocks_before_what_is_trained_run_as_in_inference():
     model = build(frozen_stages=1).train()
     with counted() as counts:

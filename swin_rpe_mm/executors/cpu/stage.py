@@ -13,12 +13,11 @@ Size = Tuple[int, int]
 Run = Callable[..., Tensor]
 
 
-def why_not(stage: SwinStage, x: Tensor, size: Size) -> Optional[str]:
+def why_not(stage: SwinStage, x: Tensor) -> Optional[str]:
     """Why its blocks cannot run on packed tokens, or None."""
     if x.device.type != 'cpu' or any(parameter.device.type != 'cpu' for parameter in stage.parameters()):
         return f'tokens are on {x.device.type}, or weights are not on the CPU'
-    kind = stage.kinds[0]
-    if kind.geometry(size) != Windows.geometry(kind, size):
+    if any(type(kind).geometry is not Windows.geometry for kind in stage.kinds):
         return 'its windows depend on the size of the map'
     return None
 
