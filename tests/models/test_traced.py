@@ -22,8 +22,8 @@ VARIANTS = {
 }
 SIZES = [(2, 199, 133), (1, 96, 96), (3, 57, 61), (1, 33, 200), (2, 1, 1)]
 DYNAMIC = torch.export.Dim.DYNAMIC
-# pixels of a side that an exported program takes at least: these have tensors with a side of the map as a dimension, and
-# PyTorch takes a dimension of 1 for a case of its own
+# pixels of a side that an exported program takes at least: these have tensors with a side of the map as a dimension,
+# and PyTorch takes a dimension of 1 for a case of its own
 LEAST = {'position embedding': 5, 'global': 9}
 
 
