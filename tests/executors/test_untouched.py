@@ -50,8 +50,8 @@ def subclass(model: nn.Module, path: str) -> None:
         forward=lambda self, *arguments: scaled(super(type(self), self).forward(*arguments))))
 
 
-class Wrapper(nn.Module):
-    """An adapter around a module, which shows that module's attributes."""
+class Hiding(nn.Module):
+    """An adapter around a module, which shows nothing of it."""
 
     def __init__(self, inner: nn.Module):
         super().__init__()
@@ -59,6 +59,10 @@ class Wrapper(nn.Module):
 
     def forward(self, *arguments):
         return scaled(self.inner(*arguments))
+
+
+class Wrapper(Hiding):
+    """One that shows that module's attributes."""
 
     def __getattr__(self, name: str):
         try:
@@ -69,17 +73,6 @@ class Wrapper(nn.Module):
 
 def wrap(model: nn.Module, path: str) -> None:
     replace(model, path, Wrapper(model.get_submodule(path)))
-
-
-class Hiding(nn.Module):
-    """An adapter around a module, which shows nothing of it."""
-
-    def __init__(self, inner: nn.Module):
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, *arguments):
-        return scaled(self.inner(*arguments))
 
 
 def hide(model: nn.Module, path: str) -> None:
